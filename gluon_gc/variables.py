@@ -89,6 +89,7 @@ KINDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "flag": ("0 or 1", lambda text: bool(_number(0, 1)(text))),
     "role": ("one of " + ", ".join(_ROLES), _one_of(*_ROLES)),
     "van": ("zmq", _one_of("zmq")),
+    "engine": ("one of gloo, nccl", _one_of("gloo", "nccl")),
     "level": ("one of " + ", ".join(_LEVELS), lambda text: _one_of(*_LEVELS)(text.upper())),
 }
 """For each kind, the rule as errors print it, and the parser. It raises ValueError."""
@@ -156,6 +157,13 @@ TABLE = (
         "positive",
         "OpenMP threads in each worker and server. By default, `bpslaunch --local` "
         "divides the cores among the workers",
+    ),
+    Variable(
+        "GLUON_GC_PAYLOADS",
+        "gloo",
+        "engine",
+        "PyTorch: the engine that carries payloads. nccl: from GPU to GPU, if they have a fixed "
+        "length and no machine sums its workers' gradients first",
     ),
     # Faults.
     Variable("GLUON_GC_CONNECT_TIMEOUT", 60, "positive", "seconds in which nodes must connect"),

@@ -1,22 +1,23 @@
 """Library calls that compress or decompress all chunks of a `Coding` at once, on the CPU or a GPU.
 
 Each class has two methods. `compress` writes the payloads of a job's values to the buffers.
-`decompress` writes the sums to the job's values, and returns a status for each chunk. The attribute
-`delivered` lists the chunks whose sum this worker gets.
+`decompress` writes the sums to the job's values, and returns for each chunk whether its sum is
+finite. The attribute `delivered` lists the chunks whose sum this worker gets.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, Sequence, Type, Union
+from dataclasses import replace
+from typing import TYPE_CHECKING, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 import torch
 
 from .. import kernels
-from ..kernels.library import TICKET_BYTES, Status
+from ..kernels.library import TICKET_BYTES
 from . import gpu
 from .coder import GpuCoder
-from .exchanged_chunk import ExchangedChunk
+from .exchanged_chunk import OVER_NCCL, ExchangedChunk
 from .job import Job
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class OnHost:
         addresses = [job.address(chunk.piece) for chunk in self._outgoing]
         self._compress(addresses, positions, job.scale, ratios)
 
-    def decompress(self, job: Job, positions: Positions) -> Sequence[Status]:
+    def decompress(self, job: Job, positions: Positions) -> List[bool]:
         self._decompress([job.address(chunk.piece) for chunk in self.delivered], positions)
-        return self._decompress.statuses
+        return _finite(self._decompress)
 
 
 class ByHost(OnHost):
@@ -71,65 +72,104 @@ class ByHost(OnHost):
                 gpu.copy(job.of(chunk.piece), copy)
         self._compress([copy.data_ptr() for copy in copies], positions, job.scale, ratios)
 
-    def decompress(self, job: Job, positions: Positions) -> Sequence[Status]:
+    def decompress(self, job: Job, positions: Positions) -> List[bool]:
         copies = [self._copies[chunk] for chunk in self.delivered]
         self._decompress([copy.data_ptr() for copy in copies], positions)
         with job.staged.queue():
             for chunk, copy in zip(self.delivered, copies):
                 gpu.copy(copy, job.of(chunk.piece))
-        return self._decompress.statuses
+        return _finite(self._decompress)
 
 
-class OnGpu:
-    """Calls on the GPU that has the values. Only payloads are copied between GPU and host memory.
+class BetweenGpus:
+    """Calls on the GPU that has the values and the payloads. Received payloads are not checked.
 
-    The CPU checks received payloads before they are copied to the GPU.
+    Parameters
+    ----------
+    chunks : sequence of ExchangedChunk
+    buffers : Buffers
+        In GPU memory.
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
         self._outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
         device = chunks[0].device
         with gpu.queue(device):
-            self._sent = [
-                (_like(buffers.sent[chunk], device), torch.from_numpy(buffers.sent[chunk]))
-                for chunk in self._outgoing
-            ]
-            self._received = [
-                (torch.from_numpy(buffers.answers[c]), _like(buffers.answers[c], device))
-                for c in self.delivered
-            ]
-            self._compress = _GpuBatch("compress", [c.coder for c in self._outgoing], device)
-            self._compress.write([payload for payload, _ in self._sent])
-            self._decompress = _GpuBatch("decompress", [c.coder for c in self.delivered], device)
-            self._decompress.read([payloads for _, payloads in self._received])
-        self._inspect = _batch_of_answers("inspect", self.delivered, buffers)
+            self._compress = GpuBatch("compress", [c.coder for c in self._outgoing], device)
+            self._compress.write([buffers.sent[c] for c in self._outgoing])
+            self._decompress = GpuBatch("decompress", [c.coder for c in self.delivered], device)
+            self._decompress.read([buffers.answers[c] for c in self.delivered])
 
     def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
         addresses = [job.address(chunk.piece) for chunk in self._outgoing]
         with job.staged.queue() as stream:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios)
-            for payload, sent in self._sent:
-                gpu.copy(payload, sent)
+            self._sent()
 
-    def decompress(self, job: Job, positions: Positions) -> Sequence[Status]:
-        self._inspect(positions=positions)
+    def decompress(self, job: Job, positions: Positions) -> List[bool]:
+        self._decode(job, positions)
+        with job.staged.queue():
+            finite = [job.of(chunk.piece).isfinite().all() for chunk in self.delivered]
+            return torch.stack(finite).tolist() if finite else []
+
+    def _decode(self, job: Job, positions: Positions) -> None:
         addresses = [job.address(chunk.piece) for chunk in self.delivered]
         with job.staged.queue() as stream:
-            for received, payloads in self._received:
-                gpu.copy(received, payloads)
+            self._received()
             self._decompress.queue(stream)
             self._decompress(addresses, positions)
-        return self._inspect.statuses
+
+    def _sent(self) -> None:
+        """Called after payloads were written, within a `gpu.queue`."""
+
+    def _received(self) -> None:
+        """Called before payloads are read, within a `gpu.queue`."""
 
 
-class _GpuBatch(kernels.Batch):
+class OnGpu(BetweenGpus):
+    """Calls on the GPU that has the values. Payloads are copied between GPU and host memory.
+
+    The CPU checks received payloads before they are copied to the GPU.
+    """
+
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        device = chunks[0].device
+        with gpu.queue(device):
+            sent = {c: _like(buffers.sent[c], device) for c in buffers.outgoing(chunks)}
+            answers = {c: _like(buffers.answers[c], device) for c in buffers.delivered(chunks)}
+        super().__init__(chunks, replace(buffers, sent=sent, answers=answers))
+        self._copies_of_sent = _pairs(sent, buffers.sent)
+        self._copies_of_answers = _pairs(answers, buffers.answers)
+        self._inspect = _batch_of_answers("inspect", self.delivered, buffers)
+
+    def decompress(self, job: Job, positions: Positions) -> List[bool]:
+        self._inspect(positions=positions)
+        self._decode(job, positions)
+        return _finite(self._inspect)
+
+    def _sent(self) -> None:
+        for payload, sent in self._copies_of_sent:
+            gpu.copy(payload, sent)
+
+    def _received(self) -> None:
+        for payloads, received in self._copies_of_answers:
+            gpu.copy(received, payloads)
+
+
+def _pairs(
+    on_gpu: Mapping[ExchangedChunk, torch.Tensor], on_host: Mapping[ExchangedChunk, np.ndarray]
+) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+    return [(tensor, torch.from_numpy(on_host[chunk])) for chunk, tensor in on_gpu.items()]
+
+
+class GpuBatch(kernels.Batch):
     """A batch of calls on a GPU. Each call has its own workspace and ticket in GPU memory.
 
     Parameters
     ----------
     function : str
-        "compress" or "decompress".
+        "compress", "aggregate" or "decompress".
     coders : sequence of GpuCoder
     device : torch.device
     """
@@ -167,8 +207,10 @@ class _GpuBatch(kernels.Batch):
             call.stream = stream
 
 
-def calls_of(chunks: Sequence[ExchangedChunk]) -> Type[Union[OnHost, OnGpu]]:
+def calls_of(chunks: Sequence[ExchangedChunk]) -> Type[Union[OnHost, BetweenGpus]]:
     """Return the class for the chunks of a `Coding`."""
+    if chunks[0].kind == OVER_NCCL:
+        return BetweenGpus
     if gpu.in_host_memory(chunks[0].device):
         return OnHost
     return OnGpu if isinstance(chunks[0].coder, GpuCoder) else ByHost
@@ -179,6 +221,10 @@ def _batch_of_answers(
 ) -> kernels.Batch:
     codecs = [chunk.coder.codec for chunk in delivered]
     return kernels.Batch(function, codecs, payloads=[buffers.answers[c] for c in delivered])
+
+
+def _finite(batch: kernels.Batch) -> List[bool]:
+    return [bool(status.finite) for status in batch.statuses]
 
 
 def _like(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -56,6 +56,11 @@ class Coder:
         """Set the epoch, counted from 0; None: compress as after the warm-up."""
         self.codec = self._params.codec(self._n, self._dtype, epoch)
 
+    @property
+    def has_fixed_length(self) -> bool:
+        """Whether all payloads have the same length."""
+        return self.codec.length_at is None or self._params.compressor.full
+
     def take_draws(self) -> kernels.Position:
         """Return the position of the next call in the random stream, and advance the stream."""
         *state, drawn = self._stream.take(self.codec.draws)
@@ -248,7 +253,10 @@ class Coders:
         """
         return coder_on(device, chunk, self._starts.start(chunk, node, index, begin))
 
-    def of_aggregator(self, chunk: Chunk, index: int, begin: int) -> Coder:
-        """Return the coder with which a chunk's owner aggregates, in host memory."""
+    def of_aggregator(
+        self, chunk: Chunk, index: int, begin: int, device: Optional[torch.device] = None
+    ) -> Coder:
+        """Return the coder with which a chunk's owner aggregates, on a GPU or in host memory."""
         start = self._starts.start(chunk, None, index, begin)
-        return Coder(chunk.params.aggregators, chunk.size, chunk.dtype, start)
+        arguments = chunk.params.aggregators, chunk.size, chunk.dtype, start
+        return Coder(*arguments) if device is None else GpuCoder(device, *arguments)

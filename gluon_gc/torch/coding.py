@@ -13,14 +13,14 @@ import torch
 
 from .. import kernels
 from . import gpu
-from .calls import calls_of
-from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
+from .calls import GpuBatch, calls_of
+from .exchanged_chunk import OVER_NCCL, PLAIN, SUMMED, ExchangedChunk
 from .job import Job
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """The memory of messages, by chunk.
+    """The memory of messages, by chunk: arrays, or tensors in GPU memory.
 
     Parameters
     ----------
@@ -158,9 +158,26 @@ class PayloadCoding(Coding):
             self._aggregate(positions=drawn)
 
     def deliver(self, job: Job) -> List[str]:
-        statuses = self._calls.decompress(job, self._drawn)
-        pairs = zip(self._calls.delivered, statuses)
-        return [chunk.piece.tensor for chunk, status in pairs if not status.finite]
+        finite = self._calls.decompress(job, self._drawn)
+        pairs = zip(self._calls.delivered, finite)
+        return [chunk.piece.tensor for chunk, is_finite in pairs if not is_finite]
+
+
+class NcclCoding(PayloadCoding):
+    """Chunks whose payloads stay in GPU memory: the owner's GPU aggregates them."""
+
+    def _prepare_answers(self, buffers: Buffers) -> None:
+        owned = [chunk for chunk in self._chunks if chunk.aggregator is not None]
+        self._aggregators, self._device = [c.aggregator for c in owned], self._chunks[0].device
+        with gpu.queue(self._device):
+            self._aggregate = GpuBatch("aggregate", self._aggregators, self._device)
+            self._aggregate.read([buffers.received[chunk] for chunk in owned])
+            self._aggregate.write([buffers.answer[chunk] for chunk in owned])
+
+    def answer(self) -> None:
+        with gpu.queue(self._device) as stream:
+            self._aggregate.queue(stream)
+            super().answer()
 
 
 class SummedCoding(PayloadCoding):
@@ -185,7 +202,7 @@ def codings(chunks: Sequence[ExchangedChunk], buffers: Buffers) -> List[Coding]:
     groups: Dict[Tuple, List[ExchangedChunk]] = {}
     for chunk in chunks:
         groups.setdefault(chunk.coding, []).append(chunk)
-    kinds = {PLAIN: PlainCoding, SUMMED: SummedCoding}
+    kinds = {PLAIN: PlainCoding, SUMMED: SummedCoding, OVER_NCCL: NcclCoding}
     return [kinds.get(group[0].kind, PayloadCoding)(group, buffers) for group in groups.values()]
 
 

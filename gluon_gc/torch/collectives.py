@@ -8,7 +8,7 @@ payloads vary in length, only the bytes in use are sent; such a payload begins w
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class WireSize(NamedTuple):
 WireSizes = Sequence[WireSize]
 
 
-def _begins(sizes: WireSizes) -> List[int]:
+def offsets(sizes: Iterable[WireSize]) -> List[int]:
     """Return the offsets of consecutive rooms, and the end of the last one."""
     aligned = (-(-size.most // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     return [0, *itertools.accumulate(aligned)]
@@ -48,7 +48,7 @@ def _zeros(size: int) -> np.ndarray:
     return gpu.host_memory(size, torch.uint8).numpy()
 
 
-def _others(rank: int, workers: int) -> List[int]:
+def other_workers(rank: int, workers: int) -> List[int]:
     """Return the other workers, the next rank first, so that all receive at the same time."""
     return [(rank + i) % workers for i in range(1, workers)]
 
@@ -71,7 +71,7 @@ class _Message:
     """
 
     def __init__(self, sizes: WireSizes, memory: Optional[np.ndarray] = None) -> None:
-        begins = _begins(sizes)
+        begins = offsets(sizes)
         memory = _zeros(begins[-1]) if memory is None else memory
         self._sizes = sizes
         self._varies = any(size.used is not None for size in sizes)
@@ -130,8 +130,8 @@ class ToOwners:
 
     def __init__(self, group: dist.ProcessGroup, tag: int, sizes: Sequence[WireSizes]) -> None:
         rank, workers = dist.get_rank(group), len(sizes)
-        mine, self._others = sizes[rank], _others(rank, workers)
-        begins = _begins(mine)
+        mine, self._others = sizes[rank], other_workers(rank, workers)
+        begins = offsets(mine)
         memory = _zeros(workers * begins[-1]).reshape(workers, begins[-1])
         self.rows = [memory[:, begin : begin + size.most] for begin, size in zip(begins, mine)]
         self._incoming = {worker: _Message(mine, memory[worker]) for worker in self._others}
@@ -191,7 +191,7 @@ class ToAll:
         rank, workers = dist.get_rank(group), len(sizes)
         self._all = [_Message([*gathered, *owner_sizes]) for owner_sizes in sizes]
         self._outgoing = self._all[rank]
-        self._incoming = {worker: self._all[worker] for worker in _others(rank, workers)}
+        self._incoming = {worker: self._all[worker] for worker in other_workers(rank, workers)}
         self._gathered = [np.zeros((workers, size.most), np.uint8) for size in gathered]
         self.rooms = self._outgoing.rooms
         owned = [room for message in self._all for room in message.rooms[len(gathered) :]]

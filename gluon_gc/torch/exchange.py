@@ -19,7 +19,7 @@ import torch.distributed as dist
 from .. import env, plan
 from ..agreement import Facts
 from ..plan import Chunk
-from . import closing, gpu, groups, header, machines
+from . import closing, gpu, groups, header, machines, nccl
 from .allreduce import sums_in_place
 from .coder import Coders
 from .declared_tensor import DeclaredTensor
@@ -62,7 +62,8 @@ class Exchange:
         if self.rank < 0:
             raise ValueError("this worker is not in process_group")
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._groups = groups.take(ranks, everybody=group is None)
+        self._ranks, self._everybody = ranks, group is None
+        self._groups = groups.take(ranks, self._everybody)
         self.machines = machines.find(group)
         stages = STAGES[1:-1] if self.machines is None else STAGES
         self._pipeline = Pipeline(stages, self._done, self._failed)
@@ -123,13 +124,28 @@ class Exchange:
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         most = env.get("BYTEPS_PARTITION_BYTES")
         cut = [(tensor, plan.cut([tensor.plan], most, minimum)) for tensor in tensors]
-        self.agree([*about, *plan.facts([tensor.plan for tensor in tensors])])
+        over_nccl = {t.plan.name for t in tensors if self._may_use_nccl(t)}
+        engines = [
+            (f"tensor '{t.plan.name}'", {"engine": "nccl" if t.plan.name in over_nccl else "gloo"})
+            for t in tensors
+        ]
+        self.agree([*about, *plan.facts([tensor.plan for tensor in tensors]), *engines])
+        if over_nccl and self.transfers.nccl_groups is None:
+            self.transfers.nccl_groups = groups.take(self._ranks, self._everybody, nccl.new_group)
         self._coders.draw([chunk for _, chunks in cut for chunk in chunks])
         for tensor, chunks in cut:
             name = tensor.plan.name
             self._tensors[name] = tensor
             self._of_tensor[name] = [self._exchanged_chunk(tensor, chunk) for chunk in chunks]
             self.chunks += self._of_tensor[name]
+
+    def _may_use_nccl(self, tensor: DeclaredTensor) -> bool:
+        """Return whether a tensor's payloads stay in GPU memory, if their length is fixed."""
+        params = tensor.plan.params
+        sums_on_host = self.machines is not None and params.hierarchical
+        if not nccl.is_chosen() or params.compressor is None or sums_on_host:
+            return False
+        return gpu.has_kernels(tensor.device, params.compressor)
 
     def _exchanged_chunk(self, tensor: DeclaredTensor, chunk: Chunk) -> ExchangedChunk:
         """Return a chunk with its coders and its owner: the worker with the fewest bytes so far."""
@@ -140,12 +156,14 @@ class Exchange:
             owner, local = divmod(owner, self.machines.local_size)
             device = gpu.CPU  # a machine sums its workers' values in host memory
             mine = local == self.machines.local_rank
-        coder = aggregator = None
+        coder, aggregator, over_nccl = None, None, False
         if chunk.params is not None and mine:
             index, begin = tensor.plan.index, chunk.slices[0].begin
             coder = self._coders.of_worker(chunk, node, index, begin, device)
+            over_nccl = chunk.aggregated and self._may_use_nccl(tensor) and coder.has_fixed_length
             if chunk.aggregated and owner == node:
-                aggregator = self._coders.of_aggregator(chunk, index, begin)
+                where = device if over_nccl else None
+                aggregator = self._coders.of_aggregator(chunk, index, begin, where)
         exchanged = ExchangedChunk(
             chunk,
             owner,
@@ -156,6 +174,7 @@ class Exchange:
             coder,
             aggregator,
             local,
+            over_nccl,
         )
         if not sums_in_place(exchanged):
             self._loads[least] += chunk.message_bytes
@@ -219,6 +238,8 @@ class Exchange:
             self._pipeline.close()
             self.transfers.clear()
             groups.give_back(self._groups)
+            if self.transfers.nccl_groups is not None:
+                groups.give_back(self.transfers.nccl_groups, nccl.new_group)
             if self.machines is not None:
                 self.machines.close()
 

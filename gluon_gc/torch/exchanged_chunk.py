@@ -14,6 +14,7 @@ from .coder import Coder
 from .collectives import WireSize
 
 PLAIN, SUMMED, TWO_WAY, GATHERED = "plain", "summed", "two_way", "gathered"
+OVER_NCCL = "over_nccl"
 
 
 @dataclass(eq=False)  # chunks are keys of dictionaries
@@ -39,6 +40,8 @@ class ExchangedChunk:
         The owner's coder, if this worker is the owner and aggregates payloads.
     local : int, optional
         The local rank of the workers that exchange the chunk after each machine has summed it.
+    over_nccl : bool
+        Whether its payloads stay in GPU memory.
 
     Attributes
     ----------
@@ -47,7 +50,7 @@ class ExchangedChunk:
     kind : str
         PLAIN: the owner sums values. SUMMED: the owner sums payloads, which are values. TWO_WAY:
         the owner decodes and sums payloads, and compresses the sum. GATHERED: all workers receive
-        all payloads.
+        all payloads. OVER_NCCL: as TWO_WAY, on the owner's GPU.
     """
 
     plan: Chunk
@@ -59,6 +62,7 @@ class ExchangedChunk:
     coder: Optional[Coder] = None
     aggregator: Optional[Coder] = None
     local: Optional[int] = None
+    over_nccl: bool = False
 
     def __post_init__(self) -> None:
         (self.piece,) = self.plan.slices
@@ -66,6 +70,8 @@ class ExchangedChunk:
         if self.coder is not None:
             compressed = TWO_WAY if self.plan.aggregated else SUMMED
             self.kind = GATHERED if self.plan.gathered else compressed
+        if self.over_nccl:
+            self.kind = OVER_NCCL
 
     @property
     def num_bytes(self) -> int:
@@ -82,8 +88,7 @@ class ExchangedChunk:
     @property
     def wire_size(self) -> WireSize:
         """The size of its payload or values in a message."""
-        varies = self.coder is not None and self.coder.codec.length_at is not None
-        if not varies or self.plan.params.compressor.full:
+        if self.coder is None or self.coder.has_fixed_length:
             return WireSize(self.num_bytes)
         return WireSize(self.num_bytes, self.coder.codec.used)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from datetime import timedelta
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch.distributed as dist
 
@@ -23,10 +23,13 @@ TRANSPORT: Transport = Gloo()
 Pair = Tuple[dist.ProcessGroup, dist.ProcessGroup]
 """Two groups of the same workers. Their collectives may run at the same time."""
 
+Make = Callable[[Sequence[int], bool], dist.ProcessGroup]
+"""Creates a group, as `new_group` does."""
+
 _TAGS = 2**16  # the number of tags that an exchange may use
 
 _asked: Optional[timedelta] = None
-_free: Dict[Tuple[int, ...], List[Pair]] = defaultdict(list)
+_free: Dict[Tuple[Make, Tuple[int, ...]], List[Pair]] = defaultdict(list)
 _uses: Dict[Tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -51,15 +54,15 @@ def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGrou
     return TRANSPORT.new_group(ranks, timeout(), everybody)
 
 
-def take(ranks: Sequence[int], everybody: bool = False) -> Pair:
+def take(ranks: Sequence[int], everybody: bool = False, make: Make = new_group) -> Pair:
     """Return two groups of these workers, until `give_back`. All of these workers call this."""
-    free = _free[tuple(ranks)]
-    return free.pop() if free else (new_group(ranks, everybody), new_group(ranks, everybody))
+    free = _free[make, tuple(ranks)]
+    return free.pop() if free else (make(ranks, everybody), make(ranks, everybody))
 
 
-def give_back(pair: Pair) -> None:
+def give_back(pair: Pair, make: Make = new_group) -> None:
     """Make two groups available to the next `take` with the same workers."""
-    _free[tuple(dist.get_process_group_ranks(pair[0]))].append(pair)
+    _free[make, tuple(dist.get_process_group_ranks(pair[0]))].append(pair)
 
 
 def tags(ranks: Sequence[int]) -> Iterator[int]:

@@ -7,7 +7,8 @@ from typing import Callable, Collection, Dict, Iterator, List, Optional, Sequenc
 
 from . import groups
 from .allreduce import Allreduce, sums_in_place
-from .exchanged_chunk import ExchangedChunk
+from .exchanged_chunk import OVER_NCCL, ExchangedChunk
+from .gpu_transfer import GpuTransfer
 from .groups import Pair
 from .machines import Machines, MachineTransfer
 from .sparse import SparseSum
@@ -29,6 +30,11 @@ class Transfers:
         The machines that sum their workers' values first.
     chunks_of : callable
         Returns the chunks of a tensor, given its name.
+
+    Attributes
+    ----------
+    nccl_groups : pair of ProcessGroup, optional
+        The same workers' groups of NCCL, if a chunk needs them.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class Transfers:
         chunks_of: Callable[[str], List[ExchangedChunk]],
     ) -> None:
         self._groups, self._machines, self._chunks_of = pair, machines, chunks_of
+        self.nccl_groups: Optional[Pair] = None
         self._tags = groups.tags(ranks)
         self._dense: Dict[Tuple[str, ...], List[Stages]] = {}
         self._sparse: Dict[str, SparseSum] = {}
@@ -71,7 +78,11 @@ class Transfers:
         others = [chunk for chunk in chunks if not sums_in_place(chunk)]
         for batch in _batches([chunk for chunk in others if chunk.local is not None]):
             yield MachineTransfer(batch, self._machines, next(self._tags))
-        for batch in _batches([chunk for chunk in others if chunk.local is None]):
+        over_nccl = [chunk for chunk in others if chunk.kind == OVER_NCCL]
+        for batch in _batches(over_nccl):
+            yield GpuTransfer(batch, self._groups, self.nccl_groups, next(self._tags))
+        by_host = [c for c in others if c.local is None and c.kind != OVER_NCCL]
+        for batch in _batches(by_host):
             yield Transfer(batch, self._groups, next(self._tags))
         for _, tensor_chunks in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
             yield Allreduce(list(tensor_chunks), self._groups[0])

@@ -1,13 +1,14 @@
 """Makes gluon_gc.torch treat CPU tensors as tensors on an emulated GPU.
 
-This runs all GPU code except PyTorch's own streams and copies, which PyTorch for CPUs lacks.
+This runs all GPU code except PyTorch's own streams and copies, and NCCL, which PyTorch for CPUs
+lacks. Gloo carries the messages of NCCL.
 """
 
 import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-from gluon_gc.torch import gpu
+from gluon_gc.torch import gpu, nccl
 from tests.cuda import emulator
 
 STREAM = 7
@@ -19,6 +20,7 @@ def start(folder):
         emulator.load(Path(folder))
     gpu.in_host_memory = lambda device: False
     gpu.has_kernels = lambda device, compressor: folder is not None and _runs(compressor)
+    nccl.BACKEND = "gloo"
     gpu.queue = _queue
     gpu.copy = _queued(_copy)
 

@@ -7,6 +7,7 @@ If EMULATED_GPU is set to the folder of an emulator, tensors are on an emulated 
 
 import copy
 import functools
+import os
 import warnings
 from contextlib import contextmanager
 
@@ -17,8 +18,10 @@ import torch.distributed as dist
 import gluon_gc.torch as bps
 from gluon_gc.auto.choice import Link, Measured, Way
 from gluon_gc.auto.speed import Speed
-from gluon_gc.torch import automatic, gloo, groups
+from gluon_gc.env import ConfigurationError
+from gluon_gc.torch import automatic, gloo, groups, nccl
 from gluon_gc.torch.coder import GpuCoder
+from gluon_gc.torch.exchanged_chunk import OVER_NCCL
 from tests.torch import emulated, loops
 from tests.torch.common import (
     AUTO,
@@ -588,6 +591,37 @@ def the_bits_of_the_cpu(folder):
         state = bps.CompressionState(Net().named_parameters(), params)
         assert any(isinstance(chunk.coder, GpuCoder) for chunk in state.exchange.chunks)
         state.close()
+
+
+def payloads_stay_on_gpus():
+    """With GLUON_GC_PAYLOADS=nccl, on an emulated GPU."""
+    by_host = DITHERING, {"compressor": "topk", "k": 0.05, "exchange": "gather"}
+    for params in (ONEBIT, TOPK, {"compressor": "blockwise", "ef": "vanilla"}, *by_host):
+        net, optimizer, ddp, state = wrapped(params)
+        train(net, optimizer, ddp, range(3))
+        chunks = [chunk for chunk in state.exchange.chunks if chunk.coder is not None]
+        stay = {chunk.kind == OVER_NCCL for chunk in chunks}
+        assert stay == {params not in by_host}, params
+        assert params in by_host or all(
+            isinstance(chunk.aggregator, GpuCoder)
+            for chunk in chunks
+            if chunk.owner == dist.get_rank()
+        )
+        assert_alike(flat(net))
+        pushed = state.compression_stats()["total"]["pushed_bytes"]
+        payload_bytes = sum(chunk.num_bytes for chunk in chunks)
+        assert params in by_host or payload_bytes < pushed < payload_bytes + 4000, params
+        state.close()
+    named = list(Net().named_parameters())
+    os.environ["GLUON_GC_PAYLOADS"] = ("nccl", "gloo")[dist.get_rank() % 2]
+    said = """worker 1 has engine "gloo" for tensor 'last.bias', but worker 0 has "nccl\""""
+    raised(RuntimeError, said, lambda: bps.CompressionState(named, TOPK))
+    os.environ["GLUON_GC_PAYLOADS"] = "nccl"
+
+
+def a_pytorch_without_nccl_is_told():
+    ranks = range(dist.get_world_size())
+    raised(ConfigurationError, "but this PyTorch has no NCCL", lambda: nccl.new_group(ranks))
 
 
 def for_ever():

@@ -24,6 +24,17 @@ def test_two_workers_with_gpus(emulated_gpu):
     run(jobs, EMULATED_GPU=str(emulated_gpu))
 
 
+def test_payloads_that_stay_on_gpus_give_the_bits_of_the_cpu(emulated_gpu):
+    run("the_bits_of_the_cpu", emulated_gpu, GLUON_GC_PAYLOADS="nccl")
+    jobs = "every_dtype,what_is_not_finite,single_tensors,payloads_stay_on_gpus"
+    run(jobs, EMULATED_GPU=str(emulated_gpu), GLUON_GC_PAYLOADS="nccl")
+
+
+def test_four_workers_whose_payloads_stay_on_gpus(emulated_gpu):
+    more = {"EMULATED_GPU": str(emulated_gpu), "GLUON_GC_PAYLOADS": "nccl"}
+    run("payloads_stay_on_gpus", workers=4, BYTEPS_PARTITION_BYTES="10000", **more)
+
+
 def test_gathers_of_parameters_give_the_bits_of_the_cpu(emulated_gpu):
     jobs = "differences_are_their_replay_on_all_workers,every_change_of_a_parameter_is_gathered"
     run(jobs, file=HERE / "fsdp_jobs.py", EMULATED_GPU=str(emulated_gpu))
@@ -43,9 +54,10 @@ def test_rounds_of_an_algorithm_give_the_bits_of_the_cpu(emulated_gpu):
     run(jobs, file=HERE / "algorithm_jobs.py", EMULATED_GPU=str(emulated_gpu))
 
 
-@pytest.mark.parametrize("before", ["cpu", "gpu"])
-def test_a_checkpoint_goes_on_on_the_other_one(tmp_path, emulated_gpu, before):
-    variables = {"cpu": {}, "gpu": {"EMULATED_GPU": str(emulated_gpu)}}
+@pytest.mark.parametrize("before, payloads", [("cpu", "nccl"), ("gpu", "gloo")])
+def test_a_checkpoint_goes_on_on_the_other_one(tmp_path, emulated_gpu, before, payloads):
+    gpu = {"EMULATED_GPU": str(emulated_gpu), "GLUON_GC_PAYLOADS": payloads}
+    variables = {"cpu": {}, "gpu": gpu}
     after = "gpu" if before == "cpu" else "cpu"
     run("saved", tmp_path, **variables[before])
     run("resumed", tmp_path, **variables[after])

@@ -35,6 +35,7 @@ OTHERS = (
     "measured_links_choose",
     "wrong_settings",
     "another_transport_carries_all_payloads",
+    "a_pytorch_without_nccl_is_told",
 )
 LOOPS = (
     "unused_layers_under_ddp",
