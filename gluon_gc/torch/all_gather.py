@@ -1,29 +1,29 @@
 """AllGather: the compressed all-gather of one FSDP2 module's parameters.
 
-With differences, each worker keeps a copy of all parameters as they were gathered last. The owner
-of a shard sends the compressed difference between the shard and its copy. All workers, the owner
-too, add the decoded difference to their copies. So the copies are equal on all workers, and the
-next difference has the error of the last one. A shard whose bits have not changed is not sent.
+With differences, gathered_copies.py chooses the shards that are sent, and their form. A message
+begins with a flag for each shard.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..checkpoint import fitting
-from . import staging, state_dicts
+from . import staging
 from .coder import coder_on
 from .coder_states import Tensors
 from .coding import Buffers, Coding, codings
 from .collectives import ToAll, WireSize
 from .exchanged_chunk import PLAIN, ExchangedChunk
+from .gathered_copies import GatheredCopies, check
 from .job import Job
 from .sharded_compression import Unit
 from .shards import Shards
+
+_MESSAGE, _BROADCAST = 1, 2  # flags: the shard is in the message, or is broadcast later
 
 
 class AllGather(Unit):
@@ -36,6 +36,8 @@ class AllGather(Unit):
         The dtype in which FSDP will gather the parameters, for `empty_state`.
     differences : bool
         Whether differences travel, else the parameters themselves.
+    frozen : mapping of str to Tensor
+        See `GatheredCopies`.
     new_group : callable
         Returns a process group of the workers with these ranks.
     tag : int
@@ -47,14 +49,14 @@ class AllGather(Unit):
         shards: Shards,
         dtype: torch.dtype,
         differences: bool,
+        frozen: Mapping[str, torch.Tensor],
         new_group: Callable[[Tuple[int, ...]], dist.ProcessGroup],
         tag: int,
     ) -> None:
         self.shards, self._dtype, self._differences = shards, staging.real_dtype(dtype), differences
         self._new_group, self._tag = new_group, tag
         self._to_all: Optional[ToAll] = None
-        self._copy: Optional[torch.Tensor] = None  # shape (workers, elements of a worker)
-        self._loaded: Tensors = {}
+        self._copies = GatheredCopies(shards, frozen)
 
     def __call__(
         self,
@@ -81,27 +83,22 @@ class AllGather(Unit):
             self._open(group, own)
         if self._differences:
             self._update(own, group)
-            rows.copy_(self._copy)
+            rows.copy_(self._copies.rows)
         else:
             self._send(self.shards.split(self.shards.rank, own))
             self._receive(self.shards.split_all(rows))
 
-    # Differences
-
     def _update(self, own: torch.Tensor, group: dist.ProcessGroup) -> None:
-        """Bring the copy up to date with the parameters of all workers."""
-        if self._copy is None:
-            self._begin(own, group)
-        copies, sent = self._copies, self._sent
-        changed: Dict[str, torch.Tensor] = {}
-        for key, values in self.shards.split(self.shards.rank, own).items():
-            if not _same_bits(values, sent[key]):
-                sent[key].copy_(values)
-                whole = key in self._uncompressed
-                changed[key] = values if whole else values.to(self._working) - copies[key]
-        self._send(changed)
+        """Bring the copies up to date with the parameters of all workers."""
+        if not self._copies.begun:
+            self._copies.begin(own, group)
+        differences, exact = self._copies.changes(own, self._uncompressed)
+        self._send(differences, exact)
+        nonfinite = self._copies.broadcast(self._flagged(_BROADCAST), group)
+        copies = self._copies.by_key
         received = {
-            key: torch.empty_like(copies[key], dtype=self._working) for key in self._present()
+            key: torch.empty_like(copies[key], dtype=self._working)
+            for key in self._flagged(_MESSAGE)
         }
         self._receive(received)
         for key, values in received.items():
@@ -109,42 +106,39 @@ class AllGather(Unit):
                 copies[key].copy_(values)
             else:
                 copies[key].add_(values)
+        _require_finite(nonfinite)
 
-    def _begin(self, own: torch.Tensor, group: dist.ProcessGroup) -> None:
-        """Gather the first copy uncompressed: the parameters, or the loaded copy."""
-        keys = self.shards.keys(self.shards.rank)
-        start, sent = own, own.clone()
-        if self._loaded:
-            start, sent = (
-                torch.cat([self._loaded[key][kind] for key in keys]).to(own)
-                for kind in ("copy", "sent")
-            )
-            self._loaded = {}
-        self._copy = own.new_empty(self.shards.workers, own.numel())
-        received = [row.view(torch.uint8) for row in self._copy]
-        dist.all_gather(received, start.view(torch.uint8), group=group)
-        self._copies = self.shards.split_all(self._copy)
-        self._sent = self.shards.split(self.shards.rank, sent)
+    def forget_sent(self) -> None:
+        """See `GatheredCopies`."""
+        self._copies.forget_sent()
 
     # Messages
 
-    def _send(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Compress some of this worker's shards and send them; wait for those of all workers."""
+    def _send(self, values: Mapping[str, torch.Tensor], exact: Collection[str] = ()) -> None:
+        """Compress some of this worker's shards and send them; wait for those of all workers.
+
+        The shards in `exact` are flagged only.
+        """
         job = Job(staging.Staged(values), 1.0, {})
         for key in values:
             for coding in self._codings[key]:
                 coding.encode(job)
         if self._differences:
             self._flags[self.shards.rank][:] = [
-                key in values for key in self.shards.keys(self.shards.rank)
+                _BROADCAST if key in exact else _MESSAGE if key in values else 0
+                for key in self.shards.keys(self.shards.rank)
             ]
         self._to_all.start()
         self._to_all.wait()
 
-    def _present(self) -> Iterator[str]:
-        """Yield the names of the shards that workers have sent."""
-        for worker, flags in enumerate(self._flags):
-            yield from (key for key, flag in zip(self.shards.keys(worker), flags) if flag)
+    def _flagged(self, flag: int) -> List[str]:
+        """Return the names of the shards to which their owners gave this flag."""
+        return [
+            key
+            for worker, flags in enumerate(self._flags)
+            for key, given in zip(self.shards.keys(worker), flags)
+            if given == flag
+        ]
 
     def _receive(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Decode shards that workers have sent."""
@@ -155,9 +149,7 @@ class AllGather(Unit):
                 nonfinite += coding.deliver(job)
         staged.finish(1.0)
         self._to_all.expect()
-        if nonfinite:
-            name = nonfinite[0].rpartition("/")[0]
-            raise RuntimeError(f"parameter {name} has a NaN or an infinity")
+        _require_finite(nonfinite)
 
     def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
         """Prepare the exchange. All workers of the group call this."""
@@ -190,14 +182,14 @@ class AllGather(Unit):
                     self._uncompressed.add(key)
 
     def _wire_size(self, worker: int, chunk: ExchangedChunk) -> WireSize:
-        """Return the size of a chunk in a message; 0 bytes are used if its shard is not sent."""
+        """Return the size of a chunk in a message; 0 bytes are used without its shard."""
         size = chunk.wire_size
         if not self._differences:
             return size
         position = self.shards.keys(worker).index(chunk.piece.tensor)
 
         def used(received: np.ndarray) -> int:
-            if not self._flags[worker][position]:
+            if self._flags[worker][position] != _MESSAGE:
                 return 0
             return size.most if size.used is None else size.used(received)
 
@@ -206,30 +198,16 @@ class AllGather(Unit):
     # Checkpoints
 
     def carried(self) -> Tensors:
-        """Return the copies of this worker's shards, and the values that were sent last."""
-        if self._copy is None:
-            return self._loaded
-        return _cloned(self._copies, self._sent)
+        return self._copies.carried()
 
     def empty_state(self) -> Tensors:
-        """Return zeros in the shapes and dtypes of `carried`."""
-        if not self._differences:
-            return {}
-        zeros = torch.zeros(self.shards.size, dtype=self._dtype)
-        shards = self.shards.split(self.shards.rank, zeros)
-        return _cloned(shards, shards)
+        return self._copies.empty_state(self._dtype) if self._differences else {}
 
     def check(self, tensors: Tensors) -> None:
-        """Raise ValueError if these tensors do not fit."""
-        there, here = (
-            {(key, kind): (t.shape, t.dtype) for key in state for kind, t in state[key].items()}
-            for state in (tensors, self.empty_state())
-        )
-        fitting.check(state_dicts.NOUN, "set of gathered copies", there, here)
+        check(tensors, self.empty_state())
 
     def load(self, tensors: Tensors, keeps_copies: bool) -> None:
-        """Continue from the result of `carried`."""
-        self._loaded, self._copy = dict(tensors), None
+        self._copies.load(tensors)
 
 
 def _chunks_of(shards: Shards, worker: int, like: torch.Tensor) -> List[ExchangedChunk]:
@@ -243,13 +221,8 @@ def _chunks_of(shards: Shards, worker: int, like: torch.Tensor) -> List[Exchange
     ]
 
 
-def _cloned(copies: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) -> Tensors:
-    """Return copies of the tensors of the shards in `sent`, in host memory."""
-    return {
-        key: {"copy": copies[key].cpu().clone(), "sent": values.cpu().clone()}
-        for key, values in sent.items()
-    }
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+def _require_finite(nonfinite: Sequence[str]) -> None:
+    """Raise RuntimeError unless no shard has a NaN or an infinity."""
+    if nonfinite:
+        name = nonfinite[0].rpartition("/")[0]
+        raise RuntimeError(f"parameter {name} has a NaN or an infinity")

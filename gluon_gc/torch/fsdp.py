@@ -107,8 +107,12 @@ def compress_all_gather(
     All workers compute with the decoded parameters, which are equal on all of them. The optimizer
     updates the exact parameters of each worker's shards.
 
-    With `differences`, the compressed difference from what was gathered last travels. The first
-    gather is not compressed. Each difference has the error of the one before, so 4 bits suffice.
+    With `differences`, the compressed difference from what was gathered last travels. Each
+    difference has the error of the one before, so 4 bits suffice. The first gather is not
+    compressed. Later, parameters travel uncompressed after `load_state_dict`, or if they change by
+    more than 1/8 of their norm: no training step would correct an error of frozen or evaluated
+    parameters, and optimizers change parameters less. Smaller changes become exact with the second
+    gather if the parameter has been frozen since this call.
     Shards that did not change since the last gather are not sent: the gathers of backward and of
     gradient accumulation send no parameters, nor do those of frozen parameters. Each worker keeps a
     copy of all gathered parameters: 4 bytes a parameter, or 2 bytes if they are gathered in 16
@@ -165,8 +169,12 @@ def compress_all_gather(
         part.require_one_mesh()
         dtype = part.group.mp_policy.param_dtype or next(iter(part.parameters.values())).dtype
         shards = part.shards(params, "raise")
-        units.append(AllGather(shards, dtype, differences, new_group, tag))
-        part.module.set_custom_all_gather(units[-1])
+        kept_frozen = {name: p for name, p in part.parameters.items() if name in frozen}
+        unit = AllGather(shards, dtype, differences, kept_frozen, new_group, tag)
+        part.module.set_custom_all_gather(unit)
+        for owner in part.owners():
+            owner.register_load_state_dict_post_hook(lambda *_, unit=unit: unit.forget_sent())
+        units.append(unit)
     return ShardedCompression(function, units)
 
 
@@ -197,6 +205,13 @@ class _Part(NamedTuple):
         """Return the module's shards."""
         rank = dist.get_rank(self.group.mesh_info.shard_process_group)
         return Shards(self.sizes, params, on_nonfinite, self.workers, rank)
+
+    def owners(self) -> Iterator[torch.nn.Module]:
+        """Yield the modules that have these parameters as attributes."""
+        ids = {id(parameter) for parameter in self.parameters.values()}
+        for module in self.module.modules():
+            if any(id(parameter) in ids for parameter in module.parameters(recurse=False)):
+                yield module
 
     def require_one_mesh(self) -> None:
         """Raise ValueError unless all workers of a mesh of one dimension gather all parameters."""

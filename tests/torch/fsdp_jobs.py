@@ -2,6 +2,7 @@
 
 import functools
 from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import torch
@@ -167,7 +168,8 @@ def losses_are_those_of_plain_fully_shard():
         (half, 0.06, {"gather": FOUR_BITS, "scatter": GRADIENTS, "policy": BFLOAT16}),
         (half, 0.03, {"gather": EIGHT_BITS, "differences": False, "policy": BFLOAT16}),
     ):
-        difference = np.abs(losses(**options) - expected).max()
+        with mock.patch.object(dist, "broadcast", None):  # no parameter travels uncompressed
+            difference = np.abs(losses(**options) - expected).max()
         assert difference < allowed, (options, difference)
 
 
@@ -240,6 +242,79 @@ def every_change_of_a_parameter_is_gathered():
         net.last.bias.data.to_local().fill_(float("nan"))
     said = "parameter last.bias has a NaN or an infinity"
     raised(RuntimeError, said, lambda: loss_of(net, 0))
+
+
+def half_frozen(policy=None):
+    """Return a network with a frozen layer that has gathered once, and its gathered copies."""
+    net, _ = sharded(policy=policy)
+    net.first.requires_grad_(False)
+    gathered = bps.compress_all_gather(net, FOUR_BITS)
+    inexact(net)
+    return net, gathered
+
+
+def inexact(net):
+    """Gather, and return the parameters that workers compute with unlike their owners."""
+    with computed_with(net) as seen, torch.no_grad():
+        loss_of(net, 0)
+    return {n for n, p in whole(net).items() if not torch.equal(seen[n], p.to(seen[n].dtype))}
+
+
+def scale(net, factor):
+    """Multiply the parameters in place."""
+    for p in net.parameters():
+        p.data.to_local().mul_(factor)
+
+
+def loaded_values_are_gathered_exactly():
+    """After large and small changes, on all workers and on one only."""
+    for policy in (None, BFLOAT16):
+        for factor in (2, 1.01):
+            net, gathered = half_frozen(policy)
+            net.load_state_dict({n: factor * p for n, p in net.state_dict().items()})
+            if factor == 2:  # a checkpoint of the copies keeps that they must become exact
+                gathered.load_state_dict(gathered.state_dict())
+            assert not inexact(net)
+            if dist.get_rank() == 0:
+                net.load_state_dict({n: factor * p for n, p in net.state_dict().items()})
+            assert not inexact(net)
+    net.second.load_state_dict(net.second.state_dict())
+    with mock.patch.object(dist, "broadcast", None):  # nothing has changed
+        assert not inexact(net)
+
+
+def large_changes_in_place_are_gathered_exactly():
+    for policy in (None, BFLOAT16):
+        net, _ = half_frozen(policy)
+        for factor in (2, 0, 0):
+            scale(net, factor)
+            assert not inexact(net)
+
+
+def frozen_parameters_become_exact():
+    for policy in (None, BFLOAT16):
+        net, _ = half_frozen(policy)
+        scale(net, 1.01)
+        with mock.patch.object(dist, "broadcast", None):
+            assert inexact(net) > {"first.weight", "second.weight"}
+        for _ in range(2):
+            now = inexact(net)
+            assert "second.weight" in now and not now & {"first.weight", "first.bias"}
+        net.first.requires_grad_(True)
+        scale(net, 1.01)
+        with mock.patch.object(dist, "broadcast", None):
+            for _ in range(2):
+                assert "first.weight" in inexact(net)
+
+
+def loaded_nan_is_told():
+    net, _ = half_frozen()
+    state = net.state_dict()
+    net.load_state_dict({**state, "last.bias": float("nan") * state["last.bias"]})
+    said = "parameter last.bias has a NaN or an infinity"
+    raised(RuntimeError, said, lambda: inexact(net))
+    net.load_state_dict({**state, "last.bias": torch.ones_like(state["last.bias"])})
+    assert not inexact(net)
 
 
 class OneParameter(torch.nn.Module):

@@ -6,10 +6,17 @@ from tests.torch import test_workers
 
 torch = pytest.importorskip("torch")
 
+LOADED = (
+    "loaded_values_are_gathered_exactly",
+    "large_changes_in_place_are_gathered_exactly",
+    "frozen_parameters_become_exact",
+    "loaded_nan_is_told",
+)
 NUMBERS = (
     "differences_are_their_replay_on_all_workers",
     "only_shards_that_changed_are_sent",
     "every_change_of_a_parameter_is_gathered",
+    *LOADED,
 )
 OTHERS = (
     "losses_are_those_of_plain_fully_shard",

@@ -4,6 +4,7 @@ import pytest
 
 from tests.cuda import emulator
 
+from . import test_fsdp
 from .test_workers import HERE, run
 
 pytestmark = pytest.mark.xdist_group("emulator")  # to build the emulator once
@@ -36,8 +37,9 @@ def test_four_workers_whose_payloads_stay_on_gpus(emulated_gpu):
 
 
 def test_gathers_of_parameters_give_the_bits_of_the_cpu(emulated_gpu):
-    jobs = "differences_are_their_replay_on_all_workers,every_change_of_a_parameter_is_gathered"
-    run(jobs, file=HERE / "fsdp_jobs.py", EMULATED_GPU=str(emulated_gpu))
+    jobs = "differences_are_their_replay_on_all_workers", "every_change_of_a_parameter_is_gathered"
+    jobs += test_fsdp.LOADED
+    run(",".join(jobs), file=HERE / "fsdp_jobs.py", EMULATED_GPU=str(emulated_gpu))
 
 
 @pytest.mark.parametrize("before", ["cpu", "gpu"])
