@@ -56,7 +56,8 @@ class Round(NamedTuple):
     kind : str
         One of the keys of `Algorithm.rounds`.
     vectors : mapping
-        The arrays, by parameter: all that `Algorithm.rounds` declares for this kind.
+        The arrays, by parameter: all that `Algorithm.rounds` declares for this kind, without those
+        of frozen parameters.
     delay : int
         The averages arrive this number of steps later, in `Step.arrived`, while training goes on.
         0: they are the result of `yield`.
@@ -79,7 +80,8 @@ class Step:
         This worker's parameters, by name. The algorithm may write to them.
     gradients : mapping
         This worker's own gradients, by name of the parameter. Not every parameter has one. If the
-        algorithm averages gradients, every parameter has one, and the algorithm may write to it.
+        algorithm averages gradients, every parameter that is not frozen has one, and the algorithm
+        may write to it.
     update : callable
         Applies the optimizer's update to the parameters, with these gradients.
     framework : Framework
@@ -118,6 +120,9 @@ class Algorithm:
     averages_gradients : bool
         Whether gradients are averaged in every step. Workers then begin with the same parameters,
         and skip the same steps.
+    allows_freezing : bool
+        Whether parameters may be frozen during training. Then steps only change the state of
+        parameters with a gradient.
     needs_adam : bool
         Whether the wrapped optimizer must be Adam.
     compresses : bool
@@ -132,6 +137,7 @@ class Algorithm:
     own: ClassVar[Tuple[str, ...]] = ()
     spellings: ClassVar[Mapping[str, str]] = {}
     averages_gradients: ClassVar[bool] = False
+    allows_freezing: ClassVar[bool] = False
     needs_adam: ClassVar[bool] = False
     compresses: ClassVar[bool] = False
     uncompressed: ClassVar[Tuple[str, ...]] = ()

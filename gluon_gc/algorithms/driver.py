@@ -51,8 +51,8 @@ def is_declared(request: Round, rounds: Mapping[str, Shapes]) -> bool:
         The declared shapes, by kind of round.
     """
     shapes = {name: tuple(vector.shape) for name, vector in request.vectors.items()}
-    declared = rounds.get(request.kind, {})
-    return bool(shapes) and shapes == {name: tuple(shape) for name, shape in declared.items()}
+    declared = rounds.get(request.kind)
+    return declared is not None and shapes == {n: tuple(shape) for n, shape in declared.items()}
 
 
 def undeclared(request: Round, step: int) -> RuntimeError:

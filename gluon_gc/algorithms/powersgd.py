@@ -52,6 +52,7 @@ class PowerSGD(Algorithm):
     shared = ("left_factor", "right_factor")
     own = ("total",)
     averages_gradients = True
+    allows_freezing = True
     compresses = True
     spellings = {  # of PyTorch's PowerSGDState
         "matrix_approximation_rank": "rank",

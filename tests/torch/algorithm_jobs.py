@@ -631,6 +631,18 @@ def arguments_that_are_for_averaged_gradients_are_refused():
     optimizer.compression_state.close()
 
 
+def a_parameter_that_was_frozen_is_named():
+    net = Net()
+    optimizer = distributed(net, every(2))
+    train(net, optimizer, [0])
+    net.first.weight.requires_grad_(False)
+    said = "parameter first.weight was frozen after DistributedOptimizer was made, but algorithm"
+    raised(RuntimeError, said, lambda: train(net, optimizer, [1]))
+    net.first.weight.requires_grad_(True)
+    assert_alike(train(net, optimizer, [1]))
+    optimizer.compression_state.close()
+
+
 def workers_that_differ_are_told_in_words():
     first = dist.get_rank() == 0
     said = "worker 1 has every 7 for the algorithm, but worker 0 has 5"

@@ -245,7 +245,45 @@ def what_is_resumed_goes_on_bit_for_bit():
     optimizer.compression_state.close()
 
 
+def frozen_parameters_stay_as_they_are():
+    net = Net()
+    optimizer = distributed(net, inner=torch.optim.AdamW(net.parameters(), lr=0.01))
+    state = optimizer.compression_state
+    train(net, optimizer, range(3))
+    frozen = net.second.weight.requires_grad_(False)
+    kept = [frozen, state.driver.state["total"]["second.weight"]]
+    kept += [optimizer.state[frozen][key] for key in ("step", "exp_avg", "exp_avg_sq")]
+    before, others = [tensor.clone() for tensor in kept], net.first.weight.clone()
+    assert_alike(train(net, optimizer, range(3, 6)))
+    assert all(map(torch.equal, kept, before)) and not torch.equal(net.first.weight, others)
+    box = saved(state)
+    frozen.requires_grad_(True)
+    weights = train(net, optimizer, range(6, 9))
+    assert_alike(weights)
+    assert not any(map(torch.equal, kept, before))
+    resumed = Net()
+    other = distributed(resumed, inner=torch.optim.AdamW(resumed.parameters(), lr=0.01))
+    other.compression_state.load_state_dict(loaded(box))
+    assert torch.equal(train(resumed, other, range(6, 9)), weights)
+    net.requires_grad_(False)
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(flat(net), weights)
+    state.close()
+    other.compression_state.close()
+
+
 # Errors
+
+
+def workers_that_freeze_other_parameters_are_told():
+    net = Net()
+    optimizer = distributed(net)
+    train(net, optimizer, [0])
+    net.second.weight.requires_grad_(dist.get_rank() == 0)
+    said = 'worker 1 has frozen ["second.weight"] for the algorithm, but worker 0 has []'
+    raised(RuntimeError, said, lambda: train(net, optimizer, [1]))
+    optimizer.compression_state.close()
 
 
 def what_cannot_work_is_refused_by_name():

@@ -19,6 +19,7 @@ ALONE = (
     "checkpoints_that_do_not_fit_are_refused_by_all",
     "arguments_that_are_for_averaged_gradients_are_refused",
     "what_is_not_finite_in_a_round_is_named_by_all",
+    "a_parameter_that_was_frozen_is_named",
     "auto_chooses_h_and_the_compressor",
     "auto_measures_the_link_and_the_steps",
 )

@@ -13,6 +13,7 @@ ALONE = (
     "factors_travel_as_float16_if_asked",
     "loops_of_every_kind_make_the_same_steps",
     "what_is_resumed_goes_on_bit_for_bit",
+    "frozen_parameters_stay_as_they_are",
     "what_cannot_work_is_refused_by_name",
     "what_is_not_finite_is_named_by_all",
 )
@@ -20,7 +21,11 @@ JOBS = test_workers.HERE / "powersgd_jobs.py"
 
 
 def test_two_workers():
-    jobs = *ALONE, "workers_that_begin_with_other_parameters_are_told"
+    jobs = (
+        *ALONE,
+        "workers_that_begin_with_other_parameters_are_told",
+        "workers_that_freeze_other_parameters_are_told",
+    )
     test_workers.run(",".join(jobs), file=JOBS)
 
 
