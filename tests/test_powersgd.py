@@ -133,6 +133,18 @@ def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped):
         np.testing.assert_array_equal(results[0][name], results[1][name])
 
 
+def test_another_number_of_workers_keeps_the_mean_of_the_residuals():
+    _, drivers = trained(powersgd(2), 2, 5)
+    states = [driver.state for driver in drivers]
+    regrouped = algorithms.parse(powersgd(2)).regrouped(states)
+    assert regrouped["total"].keys() == states[0]["total"].keys()
+    for name, total in regrouped["total"].items():
+        average = states[0]["left_factor"][name].T @ states[0]["right_factor"][name]
+        before = sum(state["total"][name] - average for state in states) / 2
+        assert total.dtype == np.float32 and np.abs(before).max() > 1
+        np.testing.assert_allclose(total - average, before, atol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_is_sent_in_the_first_round(bad):
     class Bad(Worker):

@@ -20,6 +20,7 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
+    Sequence,
     Tuple,
     Type,
 )
@@ -37,6 +38,8 @@ Array = Any
 Arrays = Mapping[str, Array]
 """Arrays by the name of their parameter."""
 Shapes = Mapping[str, Tuple[int, ...]]
+State = Mapping[str, Dict[str, Array]]
+"""The state of an algorithm: arrays by kind and parameter."""
 
 registry: Dict[str, Type["Algorithm"]] = {}
 """The algorithms by name."""
@@ -170,7 +173,15 @@ class Algorithm:
         """The state before the first step: new arrays, by kind and parameter."""
         return {}
 
-    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+    def regrouped(self, states: Sequence[State]) -> Dict[str, Dict[str, Array]]:
+        """The own state of each worker if another number of workers continues.
+
+        `states` has the state of each former worker. If the result lacks a kind, worker r gets that
+        of former worker r modulo their number.
+        """
+        return {}
+
+    def step(self, at: Step, state: State) -> Rounds:
         """Make one step. This is a generator: it yields rounds and receives their averages.
 
         Parameters

@@ -6,12 +6,12 @@ import math
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from ..options import whole
-from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
+from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, State, Step, register
 from .low_rank import LowRank
 
 _UNIFORMS = 12
@@ -82,7 +82,18 @@ class PowerSGD(Algorithm):
             "right_factor": {n: _zeros(rows[n], right) for n, (_, right) in matrices.items()},
         }
 
-    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+    def regrouped(self, states: Sequence[State]) -> Dict[str, Dict[str, Array]]:
+        """The mean of M_i, so that the mean of the residuals stays the same."""
+        return {
+            kind: {
+                name: (1.0 / len(states)) * sum(state[kind][name] for state in states)
+                for name in states[0][kind]
+            }
+            for kind in self.own
+            if kind in states[0]
+        }
+
+    def step(self, at: Step, state: State) -> Rounds:
         if at.number <= self.start:
             mean = yield Round("gradient", at.gradients)
             for name, gradient in at.gradients.items():

@@ -180,11 +180,13 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
         _check_arrays(saved, name, "worker", file_arrays, loaded, strict)
         averaging.check(name, file_arrays, strict)
     (name, _), chosen_arrays = files[0], arrays[0]
-    if len(files) > 1:
+    if several:
         before = {i: there[number]["senders"] for number, i in numbers.items()}
         chosen_arrays = fitting.shared_out(arrays, _shares(averaging, before), exchange.rank == 0)
     number = exchange.rank % len(files)  # the file whose local arrays this worker gets
     chosen_arrays.update((place, a) for place, a in arrays[number].items() if place.node == LOCAL)
+    if several:
+        chosen_arrays.update(averaging.regrouped(arrays))
     if not exchange.spreads_aggregators:
         _check_arrays(saved, name, "aggregator", chosen_arrays, loaded, strict)
     states = files[number][1]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 import torch
 
 from ..agreement import Facts
+from ..algorithms.base import State
 from ..algorithms.driver import is_arriving
 from ..algorithms.requirements import digest
 from ..auto.local_steps import Decision
@@ -87,12 +88,20 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
     own, parameters = workers[meeting.rank % len(workers)], state.rounds.parameters()
     for name, parameter in parameters.items():
         parameter.copy_(own["weights"][name])
+    kinds = dict(own["state"])
+    if len(workers) != meeting.workers and several:
+        states = [_in_host_memory(worker["state"]) for worker in workers]
+        kinds.update(state.algorithm.regrouped(states))
     kinds = {
         kind: {name: array.to(parameters[name].device, copy=True) for name, array in arrays.items()}
-        for kind, arrays in own["state"].items()
+        for kind, arrays in kinds.items()
     }
     state.driver.go_on(own["steps"], kinds)
     state.optimizer.load_state_dict(copy.deepcopy(own["optimizer"]))
+
+
+def _in_host_memory(state: State) -> State:
+    return {kind: {n: array.cpu() for n, array in arrays.items()} for kind, arrays in state.items()}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -243,6 +244,35 @@ def what_is_resumed_goes_on_bit_for_bit():
         assert torch.equal(train(resumed, other, range(begin, STEPS)), flat(net)), begin
         other.compression_state.close()
     optimizer.compression_state.close()
+
+
+def two_workers_save(folder):
+    net = Net()
+    optimizer = distributed(net)
+    train(net, optimizer, range(3))
+    Path(folder, f"{dist.get_rank()}").write_bytes(saved(optimizer.compression_state))
+    optimizer.compression_state.close()
+
+
+def another_number_of_workers_keeps_the_mean_of_the_residuals(folder):
+    """The mean is the part of the average gradient that is still to be applied."""
+    files = [loaded(Path(folder, str(rank)).read_bytes()) for rank in (0, 1)]
+    net = Net()
+    optimizer = distributed(net)
+    state = optimizer.compression_state
+    state.load_state_dict(files)
+    for name in files[0]["state"]["total"]:
+        before = sum(residual(file, name) for file in files) / 2
+        after = residual(state.state_dict(), name) / dist.get_world_size()
+        dist.all_reduce(after)
+        assert before.any() and torch.allclose(after, before, atol=1e-6), name
+    assert_alike(train(net, optimizer, range(3, 6)))
+    state.close()
+
+
+def residual(file, name):
+    kinds = file["state"]
+    return kinds["total"][name] - kinds["left_factor"][name].T @ kinds["right_factor"][name]
 
 
 def frozen_parameters_stay_as_they_are():

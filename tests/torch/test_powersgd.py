@@ -33,6 +33,13 @@ def test_one_worker_alone():
     test_workers.run(",".join(ALONE), workers=1, file=JOBS)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers_goes_on_from_the_files_of_two(tmp_path, workers):
+    test_workers.run("two_workers_save", tmp_path, file=JOBS)
+    job = "another_number_of_workers_keeps_the_mean_of_the_residuals"
+    test_workers.run(job, tmp_path, workers=workers, file=JOBS)
+
+
 def test_four_workers():
     jobs = "powersgd_is_its_replay_bit_for_bit,the_losses_are_those_of_pytorchs_hook"
     test_workers.run(jobs, workers=4, file=JOBS)
