@@ -166,7 +166,11 @@ class Algorithm:
         return None
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
-        """For each kind of round, the shapes of its arrays, given the shapes of the parameters."""
+        """For each kind of round, the shapes of its arrays, given the shapes of the parameters.
+
+        Kinds with the names "KIND.0", "KIND.1", and so on divide the arrays of KIND among them. A
+        checkpoint may be loaded with another number of them.
+        """
         raise NotImplementedError
 
     def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:

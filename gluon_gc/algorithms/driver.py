@@ -63,6 +63,11 @@ def undeclared(request: Round, step: int) -> RuntimeError:
     )
 
 
+def undivided(kind: str) -> str:
+    """The kind of round KIND whose arrays "KIND.0", "KIND.1", and so on divide among them."""
+    return kind.partition(".")[0]
+
+
 _ARRIVING = "/average/"
 """Between the kind of round and the step in a kind of state: averages that arrive in that step."""
 

@@ -303,6 +303,17 @@ def frozen_parameters_stay_as_they_are():
     other.compression_state.close()
 
 
+def a_checkpoint_fits_another_start():
+    for before, now in ((0, 9), (9, 0)):
+        net = Net()
+        optimizer, other = distributed(net, start=before), distributed(net, start=now)
+        train(net, optimizer, range(3))
+        other.compression_state.load_state_dict(loaded(saved(optimizer.compression_state)))
+        assert_alike(train(net, other, range(3, 6)))
+        optimizer.compression_state.close()
+        other.compression_state.close()
+
+
 # Errors
 
 

@@ -14,6 +14,7 @@ ALONE = (
     "loops_of_every_kind_make_the_same_steps",
     "what_is_resumed_goes_on_bit_for_bit",
     "frozen_parameters_stay_as_they_are",
+    "a_checkpoint_fits_another_start",
     "what_cannot_work_is_refused_by_name",
     "what_is_not_finite_is_named_by_all",
 )
