@@ -160,6 +160,32 @@ def test_what_is_not_finite_is_sent_in_the_first_round(bad):
     assert np.isnan(worker.values["conv"]).any()
 
 
+@pytest.mark.parametrize("failing", ["left_factor", "right_factor"])
+def test_residuals_start_from_zero_after_a_round_that_fails(failing):
+    class Failing(Worker):
+        def start(self, request):
+            averages = super().start(request)
+            return self.fail if self.fails and request.kind == failing else averages
+
+        def fail(self):
+            raise RuntimeError("a NaN")
+
+    worker = Failing(0, 1)
+    worker.meet, worker.fails = dict, False
+    driver = Driver(algorithms.parse(powersgd(2)), worker)
+    for step in range(2):
+        worker.draw(step)
+        driver.step(worker.update)
+    worker.draw(2)
+    worker.grads["conv"][3, 2, 1, 0], worker.fails = np.nan, True
+    with pytest.raises(RuntimeError, match="a NaN"):
+        driver.step(worker.update)
+    worker.draw(3)
+    worker.fails, given = False, worker.grads["conv"].reshape(16, 72).copy()
+    driver.step(worker.update)
+    np.testing.assert_array_equal(driver.state["total"]["conv"], given)
+
+
 def test_arrays_elsewhere_than_in_host_memory_use_the_frameworks_products():
     class Device(Worker):
         framework = type("Device", (algorithms.framework.NumPy,), {})()

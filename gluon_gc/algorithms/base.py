@@ -188,6 +188,8 @@ class Algorithm:
     def step(self, at: Step, state: State) -> Rounds:
         """Make one step. This is a generator: it yields rounds and receives their averages.
 
+        If a round fails, `yield` raises the error.
+
         Parameters
         ----------
         at : Step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
@@ -180,17 +181,23 @@ class Driver:
             self._warn_of_untrained(adam, own[0])
         at = Step(self.steps, *own, update, front_end.framework, self._arrived(), adam)
         rounds, answer = self._algorithm.step(at, self.state), None
-        try:
+        with suppress(StopIteration):
             while True:
                 request = rounds.send(answer)
-                wait, answer = front_end.start(request), {}
-                if request.delay:
-                    due = request.kind, self.steps + request.delay
-                    self._under_way.setdefault(due, []).append(wait)
-                else:
-                    answer = wait()
-        except StopIteration:
-            pass
+                try:
+                    answer = self._averages(request)
+                except Exception as error:
+                    rounds.throw(error)
+                    raise
+
+    def _averages(self, request: Round) -> Arrays:
+        """Start a round, and return its averages. If it has a delay, they arrive later."""
+        wait = self._front_end.start(request)
+        if not request.delay:
+            return wait()
+        due = request.kind, self.steps + request.delay
+        self._under_way.setdefault(due, []).append(wait)
+        return {}
 
     def _warn_of_untrained(self, adam: Adam, parameters: Arrays) -> None:
         """Warn once if the variance stays, and is zero in all elements of a parameter."""

@@ -39,7 +39,8 @@ class PowerSGD(Algorithm):
     0, as in the first step, is replaced by random numbers. P and Q have r columns, or as many as
     the smaller side of the matrix. They are stored transposed.
 
-    In the first `start` steps, the workers average whole gradients.
+    In the first `start` steps, the workers average whole gradients. If a round fails because of a
+    NaN or infinity, the residuals restart from 0.
 
     References
     ----------
@@ -100,6 +101,17 @@ class PowerSGD(Algorithm):
                 gradient[:] = mean[name]
             at.update()
             return
+        try:
+            yield from self._average(at, state)
+        except Exception:
+            for kind in ("total", "left_factor"):  # so that the residuals are 0
+                for name in state[kind].keys() & at.gradients.keys():
+                    state[kind][name][:] = 0.0
+            raise
+        at.update()
+
+    def _average(self, at: Step, state: State) -> Rounds:
+        """Replace the gradients by their averages."""
         products = LowRank(at.framework)
         totals, p, q = state["total"], state["left_factor"], state["right_factor"]
         sent = dict(at.gradients)
@@ -118,7 +130,6 @@ class PowerSGD(Algorithm):
                 products.restore(p[name], q[name], gradient)
             else:
                 gradient[:] = mean[name]
-        at.update()
 
     def _matrices(self, shapes: Shapes) -> Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]]:
         """The shapes of the two factors of each gradient that is compressed."""

@@ -344,6 +344,9 @@ def what_is_not_finite_is_named_by_all():
             net.second.weight.grad[3, 4] = math.nan
         said = f"the {kind} of parameter second.weight has a NaN or an infinity in step 2"
         raised(RuntimeError, said, optimizer.step)
+        state = optimizer.compression_state.state_dict()
+        assert not any(residual(state, name).any() for name in state["state"]["total"])
+        assert_alike(train(net, optimizer, range(2, 5)))
         optimizer.compression_state.close()
 
 
