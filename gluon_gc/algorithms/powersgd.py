@@ -74,13 +74,12 @@ class PowerSGD(Algorithm):
 
     def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
         matrices = self._matrices({name: x.shape for name, x in parameters.items()})
-        rows = {
-            name: parameters[name].reshape((left[1], -1)) for name, (left, _) in matrices.items()
-        }
+        flat = {name: parameters[name].reshape((-1,)) for name in matrices}  # row by row
+        shapes = {n: (left[1], right[1]) for n, (left, right) in matrices.items()}
         return {
-            "total": {name: 0.0 * x for name, x in rows.items()},
-            "left_factor": {n: _zeros(rows[n], left) for n, (left, _) in matrices.items()},
-            "right_factor": {n: _zeros(rows[n], right) for n, (_, right) in matrices.items()},
+            "total": {n: _zeros(flat[n], shape) for n, shape in shapes.items()},
+            "left_factor": {n: _zeros(flat[n], left) for n, (left, _) in matrices.items()},
+            "right_factor": {n: _zeros(flat[n], right) for n, (_, right) in matrices.items()},
         }
 
     def regrouped(self, states: Sequence[State]) -> Dict[str, Dict[str, Array]]:
@@ -151,6 +150,6 @@ def random_row(name: str, step: int, size: int, number: int) -> np.ndarray:
     return random.random_sample((_UNIFORMS, size)).sum(axis=0) - _UNIFORMS / 2
 
 
-def _zeros(rows: Array, shape: Tuple[int, int]) -> Array:
-    """Zeros of a shape with fewer elements than `rows`."""
-    return 0.0 * rows.reshape((-1,))[: math.prod(shape)].reshape(shape)
+def _zeros(flat: Array, shape: Tuple[int, int]) -> Array:
+    """Zeros of a shape with at most the elements of a flat array."""
+    return 0.0 * flat[: math.prod(shape)].reshape(shape)

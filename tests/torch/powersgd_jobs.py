@@ -59,12 +59,23 @@ def mean(kind, name, vectors):
     return sum(vector * np.float32(1 / len(vectors)) for vector in vectors)
 
 
+def by_rows(tensor):
+    return tensor
+
+
+def by_columns(tensor):
+    """Return a matrix by columns, and a tensor of four dimensions in channels_last."""
+    if tensor.ndim == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor.T.contiguous().T if tensor.ndim == 2 else tensor
+
+
 def powersgd_is_its_replay_bit_for_bit():
     workers = dist.get_world_size()
-    for rank, start, formats in itertools.product((1, 4), (0, 2), ("contiguous", "channels_last")):
-        parameters = {n: torch.nn.Parameter(torch.ones(shape)) for n, shape in SHAPES.items()}
-        layout = getattr(torch, f"{formats}_format" if formats == "contiguous" else formats)
-        parameters["conv"].data = parameters["conv"].data.to(memory_format=layout)
+    for rank, start, in_memory in itertools.product((1, 4), (0, 2), (by_rows, by_columns)):
+        parameters = {
+            n: torch.nn.Parameter(in_memory(torch.ones(shape))) for n, shape in SHAPES.items()
+        }
         inner = torch.optim.SGD(parameters.values(), lr=1.0)
         algorithm = {"name": "powersgd", "rank": rank, "start": start}
         optimizer = bps.DistributedOptimizer(inner, parameters.items(), algorithm=algorithm)
@@ -72,10 +83,7 @@ def powersgd_is_its_replay_bit_for_bit():
         replay = PowerSGDReplay(SHAPES, workers, rank, start, mean)
         for step in range(STEPS):
             for name, gradient in gradients_of(dist.get_rank(), step).items():
-                given = torch.from_numpy(gradient)
-                if name == "conv":
-                    given = given.to(memory_format=layout)
-                parameters[name].grad = given
+                parameters[name].grad = in_memory(torch.from_numpy(gradient))
             optimizer.step()
             averages = replay.step([gradients_of(worker, step) for worker in range(workers)])
             for name, average in averages.items():
