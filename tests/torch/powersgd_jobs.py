@@ -340,6 +340,8 @@ def what_cannot_work_is_refused_by_name():
     said = "compression_params['compressor'] must be left out with algorithm powersgd, got 'onebit'"
     raised(ValueError, said, lambda: distributed(net, params=ONEBIT))
     raised(ValueError, "algorithm['rank'] must be a whole number > 0", lambda: distributed(net, 0))
+    said = "algorithm powersgd needs an optimizer that steps without a closure, got LBFGS"
+    raised(ValueError, said, lambda: distributed(net, inner=torch.optim.LBFGS(net.parameters())))
 
 
 def what_is_not_finite_is_named_by_all():
