@@ -100,7 +100,8 @@ def with_algorithm(
         on_nonfinite,
     )
     vars(optimizer).pop("step", None)  # a learning-rate scheduler's wrapper; `update` calls it
-    optimizer.__class__ = type(kind.__name__, (Stepping, kind), {})
+    step = torch.compiler.disable(Stepping.step)  # in case that a script compiles it
+    optimizer.__class__ = type(kind.__name__, (Stepping, kind), {"step": step})
     optimizer._algorithm, optimizer._update = state, update
     return optimizer
 

@@ -210,7 +210,7 @@ def loops_of_every_kind_make_the_same_steps():
     optimizer = distributed(net)
     expected = train(net, optimizer, range(STEPS))
     optimizer.compression_state.close()
-    for loop in (with_closures, with_a_scaler):
+    for loop in (with_closures, with_a_scaler, with_a_compiled_step):
         net = Net()
         optimizer = distributed(net)
         loop(net, optimizer)
@@ -220,6 +220,14 @@ def loops_of_every_kind_make_the_same_steps():
 
 def with_closures(net, optimizer):
     step_with_closures(net, optimizer, range(STEPS))
+
+
+def with_a_compiled_step(net, optimizer):
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        compiled()
 
 
 def with_a_scaler(net, optimizer):
