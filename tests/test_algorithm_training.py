@@ -97,6 +97,29 @@ def test_without_an_outer_step_a_worker_alone_trains_as_without_an_algorithm():
         np.testing.assert_allclose(param.data().asnumpy(), other.data().asnumpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("before, now", [(1, 2), (2, 1)])
+def test_another_number_of_fragments_keeps_the_residuals(tmp_path, before, now):
+    files = [str(tmp_path / str(fragments)) for fragments in (before, now)]
+    _, trainer = trained(6, ONEBIT, algorithm={**LOCAL, "fragments": before})
+    trainer.save_states(files[0])
+    _, trainer = make(SHAPES, SGD, ONEBIT, algorithm={**LOCAL, "fragments": now})
+    trainer.load_states(files[0], strict=False)
+    trainer.save_states(files[1])
+    saved, again = (dict(residuals(file)) for file in files)
+    assert saved.keys() == again.keys() and len(saved) == 4
+    for place, residual in saved.items():
+        np.testing.assert_array_equal(again[place], residual)
+        assert residual.any() or place.node == "aggregator"
+
+
+def residuals(file):
+    """Yield the residuals in a file, without the number of their fragment."""
+    for place, array in checkpoint.read(file).arrays.items():
+        kind, _, what = place.what.partition("/")
+        if what == "residual":
+            yield place._replace(what=kind.partition(".")[0]), array
+
+
 @pytest.mark.parametrize("options", [{}, {**FULL, "overlap": 2}], ids=["plain", "full"])
 @pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
 def test_what_is_resumed_between_rounds_is_bit_for_bit_what_never_stopped(

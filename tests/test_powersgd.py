@@ -133,6 +133,18 @@ def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped):
         np.testing.assert_array_equal(results[0][name], results[1][name])
 
 
+def test_another_number_of_workers_keeps_the_mean_of_the_residuals():
+    _, drivers = trained(powersgd(2), 2, 5)
+    states = [driver.state for driver in drivers]
+    regrouped = algorithms.parse(powersgd(2)).regrouped(states)
+    assert regrouped["total"].keys() == states[0]["total"].keys()
+    for name, total in regrouped["total"].items():
+        average = states[0]["left_factor"][name].T @ states[0]["right_factor"][name]
+        before = sum(state["total"][name] - average for state in states) / 2
+        assert total.dtype == np.float32 and np.abs(before).max() > 1
+        np.testing.assert_allclose(total - average, before, atol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_is_sent_in_the_first_round(bad):
     class Bad(Worker):
@@ -146,6 +158,32 @@ def test_what_is_not_finite_is_sent_in_the_first_round(bad):
 
     (worker,), _ = trained(powersgd(2), 1, 1, Bad)
     assert np.isnan(worker.values["conv"]).any()
+
+
+@pytest.mark.parametrize("failing", ["left_factor", "right_factor"])
+def test_residuals_start_from_zero_after_a_round_that_fails(failing):
+    class Failing(Worker):
+        def start(self, request):
+            averages = super().start(request)
+            return self.fail if self.fails and request.kind == failing else averages
+
+        def fail(self):
+            raise RuntimeError("a NaN")
+
+    worker = Failing(0, 1)
+    worker.meet, worker.fails = dict, False
+    driver = Driver(algorithms.parse(powersgd(2)), worker)
+    for step in range(2):
+        worker.draw(step)
+        driver.step(worker.update)
+    worker.draw(2)
+    worker.grads["conv"][3, 2, 1, 0], worker.fails = np.nan, True
+    with pytest.raises(RuntimeError, match="a NaN"):
+        driver.step(worker.update)
+    worker.draw(3)
+    worker.fails, given = False, worker.grads["conv"].reshape(16, 72).copy()
+    driver.step(worker.update)
+    np.testing.assert_array_equal(driver.state["total"]["conv"], given)
 
 
 def test_arrays_elsewhere_than_in_host_memory_use_the_frameworks_products():

@@ -8,13 +8,16 @@ import pytest
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 from gluon_gc import checkpoint
+from gluon_gc.checkpoint import Place
 from gluon_gc.mxnet.framework import MXNet
 from tests.algorithm_replay import PowerSGDReplay
+from tests.test_states import write
 from tests.test_trainer import backward, gradients, make
 
 SHAPES = [(40, 3, 3, 3), (7,), (30, 20)]
 POWERSGD = {"name": "powersgd", "rank": 2}
 SGD = {"learning_rate": 0.125}
+TOTAL = Place(0, "local", "total")
 
 
 def made(compression_params=None, contexts=1, algorithm=POWERSGD, **more):
@@ -31,6 +34,14 @@ def train(params, trainer, steps):
 def assert_equal(arrays, others):
     for one, other in zip(arrays, others):
         np.testing.assert_array_equal(one, other)
+
+
+def train_and_save(files):
+    params, trainer = made()
+    train(params, trainer, range(3))
+    for file in files:
+        trainer.save_states(file)
+    return params, trainer
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
@@ -51,15 +62,31 @@ def test_powersgd_is_its_replay_bit_for_bit(contexts):
 
 def test_a_checkpoint_has_the_factors_once_and_each_workers_total(tmp_path):
     file = str(tmp_path / "states")
-    params, trainer = made()
-    train(params, trainer, range(3))
-    trainer.save_states(file)
+    params, trainer = train_and_save([file])
     others, other = made()
     other.load_states(file)
     assert_equal(train(params, trainer, range(3, 6)), train(others, other, range(3, 6)))
     kinds = {(place.node, place.what) for place in checkpoint.read(file).arrays}
     factors = {("trainer", "left_factor"), ("trainer", "right_factor")}
     assert kinds == {("local", "parameter"), ("local", "total"), *factors}
+
+
+def test_the_mean_of_the_residuals_of_two_workers_is_kept(tmp_path):
+    files = [str(tmp_path / str(rank)) for rank in range(2)]
+    train_and_save(files)
+    totals = []
+    for rank, file in enumerate(files):
+        states = checkpoint.read(file)
+        arrays = {place: array.copy() for place, array in states.arrays.items()}
+        arrays[TOTAL] += rank
+        totals.append(arrays[TOTAL])
+        header = {**states.header, "world_size": 2, "rank": rank}
+        write(file, states._replace(header=header, arrays=arrays))
+    _, trainer = made()
+    trainer.load_states(files, strict=False)
+    trainer.save_states(str(tmp_path / "one"))
+    one = checkpoint.read(str(tmp_path / "one")).arrays
+    np.testing.assert_allclose(one[TOTAL], sum(totals) / 2, atol=1e-5)
 
 
 def test_on_a_gpu_the_products_are_mxnets(monkeypatch):

@@ -44,7 +44,10 @@ class Adam(Protocol):
         """The value of an array with one element, such as a sum."""
 
     def count(self) -> None:
-        """Count a step that the algorithm makes in place of the optimizer's update."""
+        """Count a step that the algorithm makes in place of the optimizer's update.
+
+        It counts for frozen parameters, too, so that `update` finds the steps of their variance.
+        """
 
     def update(self, name: str, frozen: int) -> Update:
         """The current step's update of a parameter, after `count`.

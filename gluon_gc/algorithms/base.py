@@ -20,6 +20,7 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
+    Sequence,
     Tuple,
     Type,
 )
@@ -37,6 +38,8 @@ Array = Any
 Arrays = Mapping[str, Array]
 """Arrays by the name of their parameter."""
 Shapes = Mapping[str, Tuple[int, ...]]
+State = Mapping[str, Dict[str, Array]]
+"""The state of an algorithm: arrays by kind and parameter."""
 
 registry: Dict[str, Type["Algorithm"]] = {}
 """The algorithms by name."""
@@ -56,7 +59,8 @@ class Round(NamedTuple):
     kind : str
         One of the keys of `Algorithm.rounds`.
     vectors : mapping
-        The arrays, by parameter: all that `Algorithm.rounds` declares for this kind.
+        The arrays, by parameter: all that `Algorithm.rounds` declares for this kind, without those
+        of frozen parameters.
     delay : int
         The averages arrive this number of steps later, in `Step.arrived`, while training goes on.
         0: they are the result of `yield`.
@@ -79,7 +83,8 @@ class Step:
         This worker's parameters, by name. The algorithm may write to them.
     gradients : mapping
         This worker's own gradients, by name of the parameter. Not every parameter has one. If the
-        algorithm averages gradients, every parameter has one, and the algorithm may write to it.
+        algorithm averages gradients, every parameter that is not frozen has one, and the algorithm
+        may write to it.
     update : callable
         Applies the optimizer's update to the parameters, with these gradients.
     framework : Framework
@@ -118,6 +123,9 @@ class Algorithm:
     averages_gradients : bool
         Whether gradients are averaged in every step. Workers then begin with the same parameters,
         and skip the same steps.
+    allows_freezing : bool
+        Whether parameters may be frozen during training. Then steps only change the state of
+        parameters with a gradient.
     needs_adam : bool
         Whether the wrapped optimizer must be Adam.
     compresses : bool
@@ -132,6 +140,7 @@ class Algorithm:
     own: ClassVar[Tuple[str, ...]] = ()
     spellings: ClassVar[Mapping[str, str]] = {}
     averages_gradients: ClassVar[bool] = False
+    allows_freezing: ClassVar[bool] = False
     needs_adam: ClassVar[bool] = False
     compresses: ClassVar[bool] = False
     uncompressed: ClassVar[Tuple[str, ...]] = ()
@@ -157,15 +166,29 @@ class Algorithm:
         return None
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
-        """For each kind of round, the shapes of its arrays, given the shapes of the parameters."""
+        """For each kind of round, the shapes of its arrays, given the shapes of the parameters.
+
+        Kinds with the names "KIND.0", "KIND.1", and so on divide the arrays of KIND among them. A
+        checkpoint may be loaded with another number of them.
+        """
         raise NotImplementedError
 
     def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
         """The state before the first step: new arrays, by kind and parameter."""
         return {}
 
-    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+    def regrouped(self, states: Sequence[State]) -> Dict[str, Dict[str, Array]]:
+        """The own state of each worker if another number of workers continues.
+
+        `states` has the state of each former worker. If the result lacks a kind, worker r gets that
+        of former worker r modulo their number.
+        """
+        return {}
+
+    def step(self, at: Step, state: State) -> Rounds:
         """Make one step. This is a generator: it yields rounds and receives their averages.
+
+        If a round fails, `yield` raises the error.
 
         Parameters
         ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
@@ -51,8 +52,8 @@ def is_declared(request: Round, rounds: Mapping[str, Shapes]) -> bool:
         The declared shapes, by kind of round.
     """
     shapes = {name: tuple(vector.shape) for name, vector in request.vectors.items()}
-    declared = rounds.get(request.kind, {})
-    return bool(shapes) and shapes == {name: tuple(shape) for name, shape in declared.items()}
+    declared = rounds.get(request.kind)
+    return declared is not None and shapes == {n: tuple(shape) for n, shape in declared.items()}
 
 
 def undeclared(request: Round, step: int) -> RuntimeError:
@@ -61,6 +62,11 @@ def undeclared(request: Round, step: int) -> RuntimeError:
         f"round '{request.kind}' in step {step} is not one of the algorithm's rounds(): its kind, "
         "names, shapes or dtypes differ"
     )
+
+
+def undivided(kind: str) -> str:
+    """The kind of round KIND whose arrays "KIND.0", "KIND.1", and so on divide among them."""
+    return kind.partition(".")[0]
 
 
 _ARRIVING = "/average/"
@@ -175,17 +181,23 @@ class Driver:
             self._warn_of_untrained(adam, own[0])
         at = Step(self.steps, *own, update, front_end.framework, self._arrived(), adam)
         rounds, answer = self._algorithm.step(at, self.state), None
-        try:
+        with suppress(StopIteration):
             while True:
                 request = rounds.send(answer)
-                wait, answer = front_end.start(request), {}
-                if request.delay:
-                    due = request.kind, self.steps + request.delay
-                    self._under_way.setdefault(due, []).append(wait)
-                else:
-                    answer = wait()
-        except StopIteration:
-            pass
+                try:
+                    answer = self._averages(request)
+                except Exception as error:
+                    rounds.throw(error)
+                    raise
+
+    def _averages(self, request: Round) -> Arrays:
+        """Start a round, and return its averages. If it has a delay, they arrive later."""
+        wait = self._front_end.start(request)
+        if not request.delay:
+            return wait()
+        due = request.kind, self.steps + request.delay
+        self._under_way.setdefault(due, []).append(wait)
+        return {}
 
     def _warn_of_untrained(self, adam: Adam, parameters: Arrays) -> None:
         """Warn once if the variance stays, and is zero in all elements of a parameter."""

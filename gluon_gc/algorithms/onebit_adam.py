@@ -42,6 +42,7 @@ class OneBitAdam(Algorithm):
     description = "Adam, which sends compressed momentum after its variance is frozen"
     own = ("variance",)
     averages_gradients = True
+    allows_freezing = True
     needs_adam = True
     uncompressed = ("gradient",)
 
@@ -69,10 +70,10 @@ class OneBitAdam(Algorithm):
             at.update()
             self._watch(at, state["variance"])
             return
-        mean = yield Round("momentum", {name: _own_momentum(at, name) for name in at.parameters})
+        mean = yield Round("momentum", {name: _own_momentum(at, name) for name in at.gradients})
         at.adam.count()
-        for name, x in at.parameters.items():
-            m, v = at.adam.moments(name)
+        for name in at.gradients:
+            x, (m, v) = at.parameters[name], at.adam.moments(name)
             trained = v > 0
             m[:] = trained * mean[name]
             update = at.adam.update(name, at.number - self.frozen_after)
@@ -90,11 +91,11 @@ class OneBitAdam(Algorithm):
         last = self.frozen_after
         tenth = last // 10
         if tenth and at.number == last - tenth:
-            sums.update((name, at.adam.moments(name)[1].sum()) for name in at.parameters)
+            sums.update((name, at.adam.moments(name)[1].sum()) for name in at.gradients)
         if not tenth or at.number != last:
             return
         recent = whole_warm_up = 0.0
-        for name in at.parameters:
+        for name in at.gradients:
             total = at.adam.as_float(at.adam.moments(name)[1].sum())
             _, beta2 = at.adam.betas(name)
             kept = beta2**tenth

@@ -6,12 +6,12 @@ import math
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from ..options import whole
-from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
+from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, State, Step, register
 from .low_rank import LowRank
 
 _UNIFORMS = 12
@@ -39,7 +39,8 @@ class PowerSGD(Algorithm):
     0, as in the first step, is replaced by random numbers. P and Q have r columns, or as many as
     the smaller side of the matrix. They are stored transposed.
 
-    In the first `start` steps, the workers average whole gradients.
+    In the first `start` steps, the workers average whole gradients. If a round fails because of a
+    NaN or infinity, the residuals restart from 0.
 
     References
     ----------
@@ -52,6 +53,7 @@ class PowerSGD(Algorithm):
     shared = ("left_factor", "right_factor")
     own = ("total",)
     averages_gradients = True
+    allows_freezing = True
     compresses = True
     spellings = {  # of PyTorch's PowerSGDState
         "matrix_approximation_rank": "rank",
@@ -72,22 +74,43 @@ class PowerSGD(Algorithm):
 
     def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
         matrices = self._matrices({name: x.shape for name, x in parameters.items()})
-        rows = {
-            name: parameters[name].reshape((left[1], -1)) for name, (left, _) in matrices.items()
-        }
+        flat = {name: parameters[name].reshape((-1,)) for name in matrices}  # row by row
+        shapes = {n: (left[1], right[1]) for n, (left, right) in matrices.items()}
         return {
-            "total": {name: 0.0 * x for name, x in rows.items()},
-            "left_factor": {n: _zeros(rows[n], left) for n, (left, _) in matrices.items()},
-            "right_factor": {n: _zeros(rows[n], right) for n, (_, right) in matrices.items()},
+            "total": {n: _zeros(flat[n], shape) for n, shape in shapes.items()},
+            "left_factor": {n: _zeros(flat[n], left) for n, (left, _) in matrices.items()},
+            "right_factor": {n: _zeros(flat[n], right) for n, (_, right) in matrices.items()},
         }
 
-    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+    def regrouped(self, states: Sequence[State]) -> Dict[str, Dict[str, Array]]:
+        """The mean of M_i, so that the mean of the residuals stays the same."""
+        return {
+            kind: {
+                name: (1.0 / len(states)) * sum(state[kind][name] for state in states)
+                for name in states[0][kind]
+            }
+            for kind in self.own
+            if kind in states[0]
+        }
+
+    def step(self, at: Step, state: State) -> Rounds:
         if at.number <= self.start:
             mean = yield Round("gradient", at.gradients)
             for name, gradient in at.gradients.items():
                 gradient[:] = mean[name]
             at.update()
             return
+        try:
+            yield from self._average(at, state)
+        except Exception:
+            for kind in ("total", "left_factor"):  # so that the residuals are 0
+                for name in state[kind].keys() & at.gradients.keys():
+                    state[kind][name][:] = 0.0
+            raise
+        at.update()
+
+    def _average(self, at: Step, state: State) -> Rounds:
+        """Replace the gradients by their averages."""
         products = LowRank(at.framework)
         totals, p, q = state["total"], state["left_factor"], state["right_factor"]
         sent = dict(at.gradients)
@@ -106,7 +129,6 @@ class PowerSGD(Algorithm):
                 products.restore(p[name], q[name], gradient)
             else:
                 gradient[:] = mean[name]
-        at.update()
 
     def _matrices(self, shapes: Shapes) -> Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]]:
         """The shapes of the two factors of each gradient that is compressed."""
@@ -128,6 +150,6 @@ def random_row(name: str, step: int, size: int, number: int) -> np.ndarray:
     return random.random_sample((_UNIFORMS, size)).sum(axis=0) - _UNIFORMS / 2
 
 
-def _zeros(rows: Array, shape: Tuple[int, int]) -> Array:
-    """Zeros of a shape with fewer elements than `rows`."""
-    return 0.0 * rows.reshape((-1,))[: math.prod(shape)].reshape(shape)
+def _zeros(flat: Array, shape: Tuple[int, int]) -> Array:
+    """Zeros of a shape with at most the elements of a flat array."""
+    return 0.0 * flat[: math.prod(shape)].reshape(shape)

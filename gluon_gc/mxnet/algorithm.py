@@ -257,6 +257,9 @@ class AlgorithmAveraging(Averaging):
     def check(self, file: str, arrays: Arrays, strict: bool) -> None:
         self._states.check(file, arrays, strict)
 
+    def regrouped(self, files: Sequence[Arrays]) -> Arrays:
+        return self._states.regrouped(files)
+
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
         self.steps = steps
         self._states.load(arrays, steps)

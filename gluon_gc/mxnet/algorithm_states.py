@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping
+from typing import Dict, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -12,6 +12,7 @@ from mxnet.ndarray import NDArray
 from ..algorithms import Algorithm
 from ..algorithms.driver import Driver, is_arriving
 from ..checkpoint import LOCAL, OF_ALL, Place
+from ..checkpoint.cutting import Arrays
 from .parameters import first_copy, spread
 
 _PARAMETER = "parameter"
@@ -63,6 +64,21 @@ class AlgorithmStates:
                     f"'{file}' does not fit: the {place.what} of '{name}' is {found} there, but "
                     f"{expected} here"
                 )
+
+    def regrouped(self, files: Sequence[Arrays]) -> Arrays:
+        """Each worker's arrays that `Algorithm.regrouped` makes from the files of all workers."""
+        states = []
+        for arrays in files:
+            state: Dict[str, Dict[int, np.ndarray]] = {}
+            for place, array in arrays.items():
+                if place.node in (LOCAL, OF_ALL):
+                    state.setdefault(place.what, {})[place.tensor] = array
+            states.append(state)
+        return {
+            Place(i, LOCAL, kind): array
+            for kind, arrays in self._algorithm.regrouped(states).items()
+            for i, array in arrays.items()
+        }
 
     def load(self, arrays: Mapping[Place, np.ndarray], steps: int) -> None:
         """Restore arrays that `arrays` returned after this number of steps.

@@ -177,6 +177,10 @@ class Averaging(ABC):
         """Raise ValueError unless a file has the arrays that `arrays` returns."""
         return
 
+    def regrouped(self, files: Sequence[Arrays]) -> Arrays:
+        """The arrays of each worker that depend on the files of all workers of another number."""
+        return {}
+
     def recall(self, header: Mapping[str, Any]) -> None:
         """Take over the choices of "auto" in a checkpoint with this header, which may be empty."""
         return

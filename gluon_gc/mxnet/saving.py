@@ -12,6 +12,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from .. import checkpoint
+from ..algorithms.driver import undivided
 from ..checkpoint import LOCAL, OF_ALL, Place, fitting
 from ..checkpoint.cutting import Arrays
 from ..checkpoint.loading import if_all_can
@@ -180,11 +181,13 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
         _check_arrays(saved, name, "worker", file_arrays, loaded, strict)
         averaging.check(name, file_arrays, strict)
     (name, _), chosen_arrays = files[0], arrays[0]
-    if len(files) > 1:
+    if several:
         before = {i: there[number]["senders"] for number, i in numbers.items()}
         chosen_arrays = fitting.shared_out(arrays, _shares(averaging, before), exchange.rank == 0)
     number = exchange.rank % len(files)  # the file whose local arrays this worker gets
     chosen_arrays.update((place, a) for place, a in arrays[number].items() if place.node == LOCAL)
+    if several:
+        chosen_arrays.update(averaging.regrouped(arrays))
     if not exchange.spreads_aggregators:
         _check_arrays(saved, name, "aggregator", chosen_arrays, loaded, strict)
     states = files[number][1]
@@ -207,14 +210,16 @@ def _learning_rates(header: Dict[str, Any], numbers: Dict[int, int]) -> Dict[int
 
 def _renamed(averaging: Averaging, arrays: Arrays, numbers: Dict[int, int]) -> Arrays:
     """The arrays of a file with the keys of `_Found`, without arrays that are not needed here."""
-    renamed, tensors = {}, averaging.tensors
+    renamed = {}
+    tensors = {(i, undivided(kind)): tensor for (i, kind), tensor in averaging.tensors.items()}
     for place, array in arrays.items():
         number = numbers.get(place.tensor)
         kind, _, what = place.what.rpartition("/")
         if place.node in (OF_ALL, LOCAL) and number is not None:
             renamed[place._replace(tensor=number)] = array
-        elif (number, kind) in tensors:
-            renamed[place._replace(tensor=tensors[number, kind].name, what=what)] = array
+        elif (number, undivided(kind)) in tensors:
+            tensor = tensors[number, undivided(kind)]
+            renamed[place._replace(tensor=tensor.name, what=what)] = array
     return renamed
 
 

@@ -24,7 +24,7 @@ class WrappedAdam:
     ----------
     optimizer : Adam or AdamW
     parameters : mapping of str to Parameter
-        By name. Each one has a gradient.
+        By name. Each one that is not frozen has a gradient.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:

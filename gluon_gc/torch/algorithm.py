@@ -6,6 +6,7 @@ Each worker steps its own optimizer. The algorithm's rounds average vectors over
 from __future__ import annotations
 
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, Callable, Iterator, List, Mapping, Optional
 
 import torch
@@ -85,6 +86,8 @@ def with_algorithm(
             "leave it out, and call the scaler's step() and update() as usual"
         )
     require_on_nonfinite(algorithm, on_nonfinite, ("raise",))
+    if algorithm.averages_gradients:
+        _require_optional_closure(algorithm.name, optimizer)
     kind, update = kind_of(optimizer), optimizer.step
     state = AlgorithmState(
         named_parameters,
@@ -97,9 +100,20 @@ def with_algorithm(
         on_nonfinite,
     )
     vars(optimizer).pop("step", None)  # a learning-rate scheduler's wrapper; `update` calls it
-    optimizer.__class__ = type(kind.__name__, (Stepping, kind), {})
+    step = torch.compiler.disable(Stepping.step)  # in case that a script compiles it
+    optimizer.__class__ = type(kind.__name__, (Stepping, kind), {"step": step})
     optimizer._algorithm, optimizer._update = state, update
     return optimizer
+
+
+def _require_optional_closure(name: str, optimizer: Optimizer) -> None:
+    """Raise ValueError if an optimizer's step needs a closure: the algorithm passes none."""
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"algorithm {name} needs an optimizer that steps without a closure, got "
+            f"{kind_of(optimizer).__name__}: use another optimizer, or leave out algorithm"
+        )
 
 
 def _scaled(optimizer: Stepping, arguments: Any) -> Any:

@@ -20,15 +20,18 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 import torch
 
 from ..agreement import Facts
-from ..algorithms.driver import is_arriving
+from ..algorithms.base import State
+from ..algorithms.driver import is_arriving, undivided
 from ..algorithms.requirements import digest
 from ..auto.local_steps import Decision
 from ..checkpoint import States, fitting
+from ..checkpoint.cutting import Arrays
 from . import coder_states, resharding, state_dicts
 from .state_dicts import FORMAT, NOUN, StateDict
 
 if TYPE_CHECKING:
     from .algorithm_state import AlgorithmState
+    from .exchange import Exchange
 
 _OWNER = "a DistributedOptimizer with an algorithm"
 
@@ -81,18 +84,26 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
         )
     resharding.warn(len(workers) if several else meeting.workers, meeting.workers)
     for kind, exchange in state.rounds.exchanges.items():
-        residuals = [coder_states.unpacked(worker["residuals"][kind]) for worker in workers]
+        residuals = [_residuals(worker, kind, exchange) for worker in workers]
         arrays = resharding.of_this_worker(exchange, state.params, residuals, several)
         coder_states.restore(exchange.chunks, arrays)
     own, parameters = workers[meeting.rank % len(workers)], state.rounds.parameters()
     for name, parameter in parameters.items():
         parameter.copy_(own["weights"][name])
+    kinds = dict(own["state"])
+    if len(workers) != meeting.workers and several:
+        states = [_in_host_memory(worker["state"]) for worker in workers]
+        kinds.update(state.algorithm.regrouped(states))
     kinds = {
         kind: {name: array.to(parameters[name].device, copy=True) for name, array in arrays.items()}
-        for kind, arrays in own["state"].items()
+        for kind, arrays in kinds.items()
     }
     state.driver.go_on(own["steps"], kinds)
     state.optimizer.load_state_dict(copy.deepcopy(own["optimizer"]))
+
+
+def _in_host_memory(state: State) -> State:
+    return {kind: {n: array.cpu() for n, array in arrays.items()} for kind, arrays in state.items()}
 
 
 @contextmanager
@@ -161,10 +172,21 @@ def _check_one(state: AlgorithmState, given: StateDict) -> None:
     sizes = _sizes(given["optimizer"]), _sizes(state.optimizer.state_dict())
     fitting.check(NOUN, "sizes of the optimizer's groups", *sizes)
     for kind, exchange in state.rounds.exchanges.items():
-        arrays = coder_states.unpacked(given["residuals"].get(kind, {}))
+        arrays = _residuals(given, kind, exchange)
         found = {place: array for place, array in arrays.items() if place.node == "worker"}
         layout = coder_states.worker_layout(exchange.chunks)
         fitting.check_arrays(NOUN, found, layout, names, strict=True)
+
+
+def _residuals(given: StateDict, kind: str, exchange: Exchange) -> Arrays:
+    """Return the arrays of a state_dict for the vectors of a kind of round."""
+    names = {chunk.piece.tensor for chunk in exchange.chunks}
+    arrays: Arrays = {}
+    for saved_kind, tensors in given["residuals"].items():
+        if undivided(saved_kind) == undivided(kind):
+            of_names = {name: states for name, states in tensors.items() if name in names}
+            arrays.update(coder_states.unpacked(of_names))
+    return arrays
 
 
 def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:

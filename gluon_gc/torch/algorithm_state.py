@@ -22,7 +22,7 @@ from ..options import checked_epoch
 from . import algorithm_saving, automatic, closing, gpu, stats
 from .adam import WrappedAdam, require_adam, require_settings
 from .optimizer_hooks import require_averaged
-from .own_gradients import fill_gradients, first_nonfinite
+from .own_gradients import fill_gradients, first_nonfinite, require_unfrozen
 from .rounds import Rounds
 from .settings import chosen_params, facts_of, named
 
@@ -127,6 +127,7 @@ class AlgorithmState:
         """
         self.rounds.require_open()
         require_averaged(self.optimizer, self._known)
+        require_unfrozen(self.algorithm, self.parameters)
         if self.algorithm.needs_adam:
             require_settings(self.algorithm.name, self.optimizer)
         averages = self.algorithm.averages_gradients

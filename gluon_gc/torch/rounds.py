@@ -20,6 +20,7 @@ from .declared_tensor import DeclaredTensor, declared
 from .exchange import Exchange
 from .framework import PyTorch
 from .job import Job, future_on, resolving
+from .own_gradients import is_frozen
 
 Tensors = Dict[str, torch.Tensor]
 
@@ -163,17 +164,33 @@ class Rounds:
 
     def _require_same(self, request: Round) -> None:
         """Raise a RuntimeError on all workers unless all request the same declared round."""
-        declared = is_declared(request, self._shapes) and self._have_own_dtypes(request)
+        declared = is_declared(request, self._unfrozen()) and self._have_own_dtypes(request)
         kind = list(self.exchanges).index(request.kind) if declared else -1
         names = zlib.crc32("\n".join(request.vectors).encode())
         doing = "make a round of the algorithm"
         requests = self.meeting.gather_numbers([self._step(), kind, names], doing)
         if len(set(requests)) > 1:
-            facts = {"step": self._step(), "round": request.kind, "a declared round": declared}
+            facts = {
+                "step": self._step(),
+                "round": request.kind,
+                "a declared round": declared,
+                "frozen": self._frozen(),
+            }
             vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
             self.meeting.agree([("the algorithm", facts), *vectors], doing)
         if not declared:
             raise undeclared(request, self._step())
+
+    def _frozen(self) -> List[str]:
+        return [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
+
+    def _unfrozen(self) -> Dict[str, Shapes]:
+        """Return the declared shapes without those of frozen parameters, by the kind of round."""
+        frozen = set(self._frozen())
+        return {
+            kind: {name: shape for name, shape in shapes.items() if name not in frozen}
+            for kind, shapes in self._shapes.items()
+        }
 
     def _have_own_dtypes(self, request: Round) -> bool:
         """Return whether the vectors have the dtypes of their parameters."""

@@ -275,6 +275,24 @@ def a_parameter_without_a_gradient_counts_as_zeros():
     assert torch.equal(*weights)
 
 
+def parameters_may_be_frozen_for_a_while():
+    """A weight is frozen in the last two steps with averaged gradients and in the next three."""
+    net = Net()
+    optimizer = distributed(net, params=ONEBIT)
+    train(net, optimizer, range(3))
+    weight, state = net.second.weight, optimizer.state[net.second.weight]
+    kept = [weight, state["exp_avg"], state["exp_avg_sq"]]
+    before, other = [tensor.clone() for tensor in kept], net.first.weight.clone()
+    weight.requires_grad_(False)
+    assert_alike(train(net, optimizer, range(3, 8)))
+    assert all(map(torch.equal, kept, before)) and not torch.equal(net.first.weight, other)
+    weight.requires_grad_(True)
+    assert_alike(train(net, optimizer, range(8, 10)))
+    assert torch.equal(kept[2], before[2]) and not any(map(torch.equal, kept[:2], before))
+    assert float(state["step"]) - 5 == 3  # updates of exp_avg_sq, for its bias correction
+    optimizer.compression_state.close()
+
+
 def all_workers_leave_out_the_step_of_one_workers_scaler():
     for bad_step in (2, 7):  # before and after the freeze
         net = Net()

@@ -448,6 +448,36 @@ def another_number_of_workers_goes_on(folder):
     state.close()
 
 
+def a_checkpoint_fits_other_options():
+    """With another number of fragments, residuals stay, also while a round is under way."""
+    for before, now in itertools.permutations((every(4), every(8), every(4, fragments=2), LATE), 2):
+        net = Net()
+        optimizer = distributed(net, before, ONEBIT)
+        train(net, optimizer, range(5))
+        file = loaded(saved(optimizer.compression_state))
+        optimizer.compression_state.close()
+        other = distributed(net, now, ONEBIT)
+        state = other.compression_state
+        state.load_state_dict(file)
+        assert sums_of_residuals(state.state_dict()) == sums_of_residuals(file), (before, now)
+        train(net, other, range(5, 16))
+        assert_alike(
+            torch.cat([array.flatten() for array in state.driver.state["anchor"].values()])
+        )
+        state.close()
+
+
+def sums_of_residuals(file):
+    """Return the sums of this worker's residuals in a checkpoint."""
+    return {
+        (name, place): float(residual.double().sum())
+        for tensors in file["residuals"].values()
+        for name, places in tensors.items()
+        for place, residual in places.items()
+        if place.startswith("worker")
+    }
+
+
 def a_checkpoint_keeps_the_sign_of_a_zero():
     net = Net()
     net.last.bias.data.zero_()
@@ -628,6 +658,18 @@ def arguments_that_are_for_averaged_gradients_are_refused():
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
     optimizer.param_groups[1]["params"][0].grad = torch.zeros(2)
     raised(RuntimeError, "is not averaged: it was added", optimizer.step)
+    optimizer.compression_state.close()
+
+
+def a_parameter_that_was_frozen_is_named():
+    net = Net()
+    optimizer = distributed(net, every(2))
+    train(net, optimizer, [0])
+    net.first.weight.requires_grad_(False)
+    said = "parameter first.weight was frozen after DistributedOptimizer was made, but algorithm"
+    raised(RuntimeError, said, lambda: train(net, optimizer, [1]))
+    net.first.weight.requires_grad_(True)
+    assert_alike(train(net, optimizer, [1]))
     optimizer.compression_state.close()
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,12 +59,23 @@ def mean(kind, name, vectors):
     return sum(vector * np.float32(1 / len(vectors)) for vector in vectors)
 
 
+def by_rows(tensor):
+    return tensor
+
+
+def by_columns(tensor):
+    """Return a matrix by columns, and a tensor of four dimensions in channels_last."""
+    if tensor.ndim == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor.T.contiguous().T if tensor.ndim == 2 else tensor
+
+
 def powersgd_is_its_replay_bit_for_bit():
     workers = dist.get_world_size()
-    for rank, start, formats in itertools.product((1, 4), (0, 2), ("contiguous", "channels_last")):
-        parameters = {n: torch.nn.Parameter(torch.ones(shape)) for n, shape in SHAPES.items()}
-        layout = getattr(torch, f"{formats}_format" if formats == "contiguous" else formats)
-        parameters["conv"].data = parameters["conv"].data.to(memory_format=layout)
+    for rank, start, in_memory in itertools.product((1, 4), (0, 2), (by_rows, by_columns)):
+        parameters = {
+            n: torch.nn.Parameter(in_memory(torch.ones(shape))) for n, shape in SHAPES.items()
+        }
         inner = torch.optim.SGD(parameters.values(), lr=1.0)
         algorithm = {"name": "powersgd", "rank": rank, "start": start}
         optimizer = bps.DistributedOptimizer(inner, parameters.items(), algorithm=algorithm)
@@ -71,10 +83,7 @@ def powersgd_is_its_replay_bit_for_bit():
         replay = PowerSGDReplay(SHAPES, workers, rank, start, mean)
         for step in range(STEPS):
             for name, gradient in gradients_of(dist.get_rank(), step).items():
-                given = torch.from_numpy(gradient)
-                if name == "conv":
-                    given = given.to(memory_format=layout)
-                parameters[name].grad = given
+                parameters[name].grad = in_memory(torch.from_numpy(gradient))
             optimizer.step()
             averages = replay.step([gradients_of(worker, step) for worker in range(workers)])
             for name, average in averages.items():
@@ -201,7 +210,7 @@ def loops_of_every_kind_make_the_same_steps():
     optimizer = distributed(net)
     expected = train(net, optimizer, range(STEPS))
     optimizer.compression_state.close()
-    for loop in (with_closures, with_a_scaler):
+    for loop in (with_closures, with_a_scaler, with_a_compiled_step):
         net = Net()
         optimizer = distributed(net)
         loop(net, optimizer)
@@ -211,6 +220,14 @@ def loops_of_every_kind_make_the_same_steps():
 
 def with_closures(net, optimizer):
     step_with_closures(net, optimizer, range(STEPS))
+
+
+def with_a_compiled_step(net, optimizer):
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        compiled()
 
 
 def with_a_scaler(net, optimizer):
@@ -245,7 +262,85 @@ def what_is_resumed_goes_on_bit_for_bit():
     optimizer.compression_state.close()
 
 
+def two_workers_save(folder):
+    net = Net()
+    optimizer = distributed(net)
+    train(net, optimizer, range(3))
+    Path(folder, f"{dist.get_rank()}").write_bytes(saved(optimizer.compression_state))
+    optimizer.compression_state.close()
+
+
+def another_number_of_workers_keeps_the_mean_of_the_residuals(folder):
+    """The mean is the part of the average gradient that is still to be applied."""
+    files = [loaded(Path(folder, str(rank)).read_bytes()) for rank in (0, 1)]
+    net = Net()
+    optimizer = distributed(net)
+    state = optimizer.compression_state
+    state.load_state_dict(files)
+    for name in files[0]["state"]["total"]:
+        before = sum(residual(file, name) for file in files) / 2
+        after = residual(state.state_dict(), name) / dist.get_world_size()
+        dist.all_reduce(after)
+        assert before.any() and torch.allclose(after, before, atol=1e-6), name
+    assert_alike(train(net, optimizer, range(3, 6)))
+    state.close()
+
+
+def residual(file, name):
+    kinds = file["state"]
+    return kinds["total"][name] - kinds["left_factor"][name].T @ kinds["right_factor"][name]
+
+
+def frozen_parameters_stay_as_they_are():
+    net = Net()
+    optimizer = distributed(net, inner=torch.optim.AdamW(net.parameters(), lr=0.01))
+    state = optimizer.compression_state
+    train(net, optimizer, range(3))
+    frozen = net.second.weight.requires_grad_(False)
+    kept = [frozen, state.driver.state["total"]["second.weight"]]
+    kept += [optimizer.state[frozen][key] for key in ("step", "exp_avg", "exp_avg_sq")]
+    before, others = [tensor.clone() for tensor in kept], net.first.weight.clone()
+    assert_alike(train(net, optimizer, range(3, 6)))
+    assert all(map(torch.equal, kept, before)) and not torch.equal(net.first.weight, others)
+    box = saved(state)
+    frozen.requires_grad_(True)
+    weights = train(net, optimizer, range(6, 9))
+    assert_alike(weights)
+    assert not any(map(torch.equal, kept, before))
+    resumed = Net()
+    other = distributed(resumed, inner=torch.optim.AdamW(resumed.parameters(), lr=0.01))
+    other.compression_state.load_state_dict(loaded(box))
+    assert torch.equal(train(resumed, other, range(6, 9)), weights)
+    net.requires_grad_(False)
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(flat(net), weights)
+    state.close()
+    other.compression_state.close()
+
+
+def a_checkpoint_fits_another_start():
+    for before, now in ((0, 9), (9, 0)):
+        net = Net()
+        optimizer, other = distributed(net, start=before), distributed(net, start=now)
+        train(net, optimizer, range(3))
+        other.compression_state.load_state_dict(loaded(saved(optimizer.compression_state)))
+        assert_alike(train(net, other, range(3, 6)))
+        optimizer.compression_state.close()
+        other.compression_state.close()
+
+
 # Errors
+
+
+def workers_that_freeze_other_parameters_are_told():
+    net = Net()
+    optimizer = distributed(net)
+    train(net, optimizer, [0])
+    net.second.weight.requires_grad_(dist.get_rank() == 0)
+    said = 'worker 1 has frozen ["second.weight"] for the algorithm, but worker 0 has []'
+    raised(RuntimeError, said, lambda: train(net, optimizer, [1]))
+    optimizer.compression_state.close()
 
 
 def what_cannot_work_is_refused_by_name():
@@ -253,6 +348,8 @@ def what_cannot_work_is_refused_by_name():
     said = "compression_params['compressor'] must be left out with algorithm powersgd, got 'onebit'"
     raised(ValueError, said, lambda: distributed(net, params=ONEBIT))
     raised(ValueError, "algorithm['rank'] must be a whole number > 0", lambda: distributed(net, 0))
+    said = "algorithm powersgd needs an optimizer that steps without a closure, got LBFGS"
+    raised(ValueError, said, lambda: distributed(net, inner=torch.optim.LBFGS(net.parameters())))
 
 
 def what_is_not_finite_is_named_by_all():
@@ -265,6 +362,9 @@ def what_is_not_finite_is_named_by_all():
             net.second.weight.grad[3, 4] = math.nan
         said = f"the {kind} of parameter second.weight has a NaN or an infinity in step 2"
         raised(RuntimeError, said, optimizer.step)
+        state = optimizer.compression_state.state_dict()
+        assert not any(residual(state, name).any() for name in state["state"]["total"])
+        assert_alike(train(net, optimizer, range(2, 5)))
         optimizer.compression_state.close()
 
 

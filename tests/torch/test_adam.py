@@ -13,6 +13,7 @@ ALONE = (
     "frozen_it_trains_and_workers_stay_equal",
     "loops_of_every_kind_make_the_same_steps",
     "a_parameter_without_a_gradient_counts_as_zeros",
+    "parameters_may_be_frozen_for_a_while",
     "all_workers_leave_out_the_step_of_one_workers_scaler",
     "all_workers_skip_a_step_in_which_a_gradient_is_not_finite",
     "what_is_resumed_goes_on_bit_for_bit",

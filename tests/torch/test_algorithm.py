@@ -16,9 +16,11 @@ ALONE = (
     "loops_of_every_kind_make_the_same_steps",
     "what_is_resumed_goes_on_bit_for_bit",
     "a_checkpoint_keeps_the_sign_of_a_zero",
+    "a_checkpoint_fits_other_options",
     "checkpoints_that_do_not_fit_are_refused_by_all",
     "arguments_that_are_for_averaged_gradients_are_refused",
     "what_is_not_finite_in_a_round_is_named_by_all",
+    "a_parameter_that_was_frozen_is_named",
     "auto_chooses_h_and_the_compressor",
     "auto_measures_the_link_and_the_steps",
 )
