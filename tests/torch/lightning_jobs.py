@@ -16,24 +16,25 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 class Module(LightningModule):
-    def __init__(self, optimizers=1):
+    def __init__(self, optimizers=1, manual=False):
         super().__init__()
         self.net, self._optimizers = Net(), optimizers
-        self.automatic_optimization = optimizers == 1
+        self.automatic_optimization = not manual
 
     def training_step(self, batch, index):
         x, y = batch
         loss = torch.nn.functional.cross_entropy(self.net(x), y)
         if not self.automatic_optimization:
             self.manual_backward(loss)
-            for optimizer in self.optimizers():
+            own = self.optimizers()
+            for optimizer in own if self._optimizers > 1 else [own]:
                 optimizer.step()
                 optimizer.zero_grad()
         return loss
 
     def configure_optimizers(self):
-        if self.automatic_optimization:
-            return sgd(self.net)
+        if self._optimizers == 1:
+            return [sgd(self.net)]
         layers = self.net.first, torch.nn.Sequential(self.net.second, self.net.last)
         return [sgd(layer) for layer in layers]
 
@@ -61,6 +62,12 @@ def trained_as_by_hand(folder):
         assert callback.compression.state.steps == 2 * by_hand.BATCHES
 
 
+def manual_optimization_with_an_algorithm_keeps_gradients_local(folder):
+    params, algorithm = by_hand.CASES[-1]
+    module, _ = fit(CompressionCallback(params, algorithm), Module(manual=True))
+    assert torch.equal(flat(module.net), by_hand.trained(params, algorithm))
+
+
 def resumed_bit_for_bit(folder):
     for number, (params, algorithm) in enumerate(by_hand.CASES):
         path = str(folder / f"{number}.ckpt")
@@ -85,11 +92,11 @@ def accumulated_gradients_are_one_step(folder):
 
 def several_optimizers_share_the_compression(folder):
     topk = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
-    module, _ = fit(CompressionCallback(topk), Module(optimizers=2))
+    module, _ = fit(CompressionCallback(topk), Module(optimizers=2, manual=True))
     assert torch.equal(flat(module.net), by_hand.trained(topk))
     message = "an algorithm needs a training loop with one optimizer"
     callback = CompressionCallback(topk, "local_steps")
-    raised(ValueError, message, lambda: fit(callback, Module(optimizers=2)))
+    raised(ValueError, message, lambda: fit(callback, Module(optimizers=2, manual=True)))
 
 
 def one_worker_is_refused(folder):

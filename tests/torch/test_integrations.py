@@ -14,12 +14,15 @@ JOBS = {
     "accelerate": (
         "trained_as_by_hand_and_resumed_bit_for_bit",
         "accumulated_gradients_are_one_step",
+        "gradients_that_accelerate_synchronizes_stay_local_with_an_algorithm",
+        "static_graphs_train_with_an_algorithm",
         "each_node_saves_all_states",
         "prepared_optimizers_are_taken_where_an_optimizer_is",
         "mistakes_are_refused",
     ),
     "lightning": (
         "trained_as_by_hand",
+        "manual_optimization_with_an_algorithm_keeps_gradients_local",
         "resumed_bit_for_bit",
         "accumulated_gradients_are_one_step",
         "several_optimizers_share_the_compression",
