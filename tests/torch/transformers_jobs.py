@@ -97,7 +97,8 @@ def resumed_bit_for_bit(folder):
         whole = trainer(folder / str(number), params, algorithm, **saving)
         whole.train()
         with logged() as lines:
-            resumed = trainer(folder / str(number), params, algorithm)
+            last = dict(resume_from_checkpoint=True)  # checkpoint-8, not the one that is read
+            resumed = trainer(folder / str(number), params, algorithm, **last)
             resumed.train(resume_from_checkpoint=str(folder / str(number) / "checkpoint-3"))
         assert torch.equal(flat(whole.model), flat(resumed.model)), params
         assert not lines
