@@ -32,6 +32,8 @@ JOBS = {
         "resumed_bit_for_bit",
         "accumulated_gradients_are_one_step",
         "trained_twice",
+        "the_epoch_is_right_if_the_length_of_the_data_is_unknown",
+        "checkpoints_of_the_model_alone_resume",
         "checkpoints_that_do_not_fit_are_refused",
         "saved",
     ),
