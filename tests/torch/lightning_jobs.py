@@ -3,10 +3,13 @@
 import functools
 import logging
 import warnings
+from unittest import mock
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch.nn.parallel import DistributedDataParallel
 
+from gluon_gc.torch.integrations.attached import AttachedCompression
 from gluon_gc.torch.integrations.lightning import CompressionCallback
 from tests.torch import by_hand
 from tests.torch.common import ONEBIT, Net, assert_alike, data, do_jobs, flat, logged, raised, sgd
@@ -62,9 +65,20 @@ def trained_as_by_hand(folder):
         assert callback.compression.state.steps == 2 * by_hand.BATCHES
 
 
+def _without_sync(ddp, output, post_forward=DistributedDataParallel._post_forward):
+    """Check that DDP does not synchronize gradients after a forward pass."""
+    assert not ddp.require_backward_grad_sync
+    return post_forward(ddp, output)
+
+
 def manual_optimization_with_an_algorithm_keeps_gradients_local(folder):
     params, algorithm = by_hand.CASES[-1]
-    module, _ = fit(CompressionCallback(params, algorithm), Module(manual=True))
+    with mock.patch.object(AttachedCompression, "keep_gradients_local") as keep:
+        hooked, _ = fit(CompressionCallback(params, algorithm), Module(manual=True))
+    assert keep.call_count == 2 * by_hand.BATCHES
+    assert torch.equal(flat(hooked.net), by_hand.trained(params, algorithm))
+    with mock.patch.object(DistributedDataParallel, "_post_forward", _without_sync):
+        module, _ = fit(CompressionCallback(params, algorithm), Module(manual=True))
     assert torch.equal(flat(module.net), by_hand.trained(params, algorithm))
 
 

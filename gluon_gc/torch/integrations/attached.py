@@ -87,11 +87,17 @@ class AttachedCompression:
                 **options,
             )
             self.state = unwrapped(optimizer).compression_state
-            # Tools set no_sync's flag back, but they keep the hook. no_sync only saves work of DDP,
-            # which cannot begin a static graph within it.
             self._register(local_gradients_hook)
-            if not self.model.static_graph:
+            if not self.model.static_graph:  # DDP cannot begin a static graph within no_sync
                 self._without_ddp.enter_context(self.model.no_sync())
+
+    def keep_gradients_local(self) -> None:
+        """With an algorithm, set the flag of DDP's no_sync again if a tool has set it back.
+
+        The hook keeps gradients local in any case. The flag saves DDP's work and traffic.
+        """
+        if isinstance(self.state, AlgorithmState) and not self.model.static_graph:
+            self.model.require_backward_grad_sync = False
 
     def _register(self, hook: Callable[..., Any]) -> None:
         """Register a communication hook with the state. If DDP refuses it, close the state."""
