@@ -1,7 +1,9 @@
 """Jobs that train with Accelerate; see jobs.py."""
 
+import functools
+
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import ProjectConfiguration
 
 import gluon_gc.torch as bps
@@ -69,6 +71,32 @@ def accumulated_gradients_are_one_step(folder):
     loop.compression.close()
 
 
+def gradients_that_accelerate_synchronizes_stay_local_with_an_algorithm(folder):
+    loop = Loop(*by_hand.CASES[-1])
+    for batch in range(2):
+        with loop.accelerator.no_sync(loop.model):
+            loss = loss_of(loop.model, batch)
+        with loop.accelerator.trigger_sync_in_backward(loop.model):
+            loop.accelerator.backward(loss)
+    gradients = [parameter.grad for parameter in loop.net.parameters()]
+    net = Net()
+    for batch in range(2):
+        loss_of(net, batch).backward()
+    assert all(map(torch.equal, gradients, (parameter.grad for parameter in net.parameters())))
+    loop.compression.close()
+    loss = loss_of(loop.model, 2)
+    raised(RuntimeError, "nothing can be averaged after", loss.backward)
+
+
+def static_graphs_train_with_an_algorithm(folder):
+    static = DistributedDataParallelKwargs(static_graph=True)
+    loop = Loop(*by_hand.CASES[-1], kwargs_handlers=[static])
+    for epoch in range(2):
+        weights = loop.train(range(by_hand.BATCHES), epoch)
+    assert torch.equal(weights, by_hand.trained(*by_hand.CASES[-1]))
+    loop.compression.close()
+
+
 def each_node_saves_all_states(folder):
     loop = Loop(ONEBIT, project_config=ProjectConfiguration(save_on_each_node=True))
     workers = loop.compression.state_dict()["workers"]
@@ -110,11 +138,10 @@ def mistakes_are_refused(folder):
     compression.close()
     optimizer.scaler = torch.amp.GradScaler("cpu")
     message = "for float16 before algorithm local_steps changes its step: use bfloat16"
-    raised(
-        ValueError,
-        message,
-        lambda: compress(accelerator, model, optimizer, algorithm="local_steps"),
-    )
+    compressing = functools.partial(compress, accelerator, model, optimizer, None, "local_steps")
+    raised(ValueError, message, compressing)
+    optimizer.scaler = None
+    raised(RuntimeError, "only be called once", compressing)
 
 
 def one_worker_is_refused(folder):

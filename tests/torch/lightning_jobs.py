@@ -3,10 +3,13 @@
 import functools
 import logging
 import warnings
+from unittest import mock
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch.nn.parallel import DistributedDataParallel
 
+from gluon_gc.torch.integrations.attached import AttachedCompression
 from gluon_gc.torch.integrations.lightning import CompressionCallback
 from tests.torch import by_hand
 from tests.torch.common import ONEBIT, Net, assert_alike, data, do_jobs, flat, logged, raised, sgd
@@ -16,24 +19,25 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 class Module(LightningModule):
-    def __init__(self, optimizers=1):
+    def __init__(self, optimizers=1, manual=False):
         super().__init__()
         self.net, self._optimizers = Net(), optimizers
-        self.automatic_optimization = optimizers == 1
+        self.automatic_optimization = not manual
 
     def training_step(self, batch, index):
         x, y = batch
         loss = torch.nn.functional.cross_entropy(self.net(x), y)
         if not self.automatic_optimization:
             self.manual_backward(loss)
-            for optimizer in self.optimizers():
+            own = self.optimizers()
+            for optimizer in own if self._optimizers > 1 else [own]:
                 optimizer.step()
                 optimizer.zero_grad()
         return loss
 
     def configure_optimizers(self):
-        if self.automatic_optimization:
-            return sgd(self.net)
+        if self._optimizers == 1:
+            return [sgd(self.net)]
         layers = self.net.first, torch.nn.Sequential(self.net.second, self.net.last)
         return [sgd(layer) for layer in layers]
 
@@ -61,6 +65,23 @@ def trained_as_by_hand(folder):
         assert callback.compression.state.steps == 2 * by_hand.BATCHES
 
 
+def _without_sync(ddp, output, post_forward=DistributedDataParallel._post_forward):
+    """Check that DDP does not synchronize gradients after a forward pass."""
+    assert not ddp.require_backward_grad_sync
+    return post_forward(ddp, output)
+
+
+def manual_optimization_with_an_algorithm_keeps_gradients_local(folder):
+    params, algorithm = by_hand.CASES[-1]
+    with mock.patch.object(AttachedCompression, "keep_gradients_local") as keep:
+        hooked, _ = fit(CompressionCallback(params, algorithm), Module(manual=True))
+    assert keep.call_count == 2 * by_hand.BATCHES
+    assert torch.equal(flat(hooked.net), by_hand.trained(params, algorithm))
+    with mock.patch.object(DistributedDataParallel, "_post_forward", _without_sync):
+        module, _ = fit(CompressionCallback(params, algorithm), Module(manual=True))
+    assert torch.equal(flat(module.net), by_hand.trained(params, algorithm))
+
+
 def resumed_bit_for_bit(folder):
     for number, (params, algorithm) in enumerate(by_hand.CASES):
         path = str(folder / f"{number}.ckpt")
@@ -85,11 +106,11 @@ def accumulated_gradients_are_one_step(folder):
 
 def several_optimizers_share_the_compression(folder):
     topk = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
-    module, _ = fit(CompressionCallback(topk), Module(optimizers=2))
+    module, _ = fit(CompressionCallback(topk), Module(optimizers=2, manual=True))
     assert torch.equal(flat(module.net), by_hand.trained(topk))
     message = "an algorithm needs a training loop with one optimizer"
     callback = CompressionCallback(topk, "local_steps")
-    raised(ValueError, message, lambda: fit(callback, Module(optimizers=2)))
+    raised(ValueError, message, lambda: fit(callback, Module(optimizers=2, manual=True)))
 
 
 def one_worker_is_refused(folder):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -9,12 +10,24 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import gluon_gc.torch as bps
+from gluon_gc.torch.integrations.attached import AttachedCompression
 from gluon_gc.torch.integrations.transformers import CompressionCallback
 from tests.torch import by_hand
 from tests.torch.common import assert_alike, do_jobs, flat, logged, raised
 
 EPOCHS, BATCH = 2, 4
 ROWS = BATCH * by_hand.BATCHES * 2
+START_FROM_ZERO = (
+    "the Trainer's checkpoint has no state of the compression: residuals and momentum start from "
+    "zero"
+)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The rows, without a length."""
+
+    def __iter__(self):
+        return iter(rows())
 
 
 def model():
@@ -97,7 +110,8 @@ def resumed_bit_for_bit(folder):
         whole = trainer(folder / str(number), params, algorithm, **saving)
         whole.train()
         with logged() as lines:
-            resumed = trainer(folder / str(number), params, algorithm)
+            last = dict(resume_from_checkpoint=True)  # checkpoint-8, not the one that is read
+            resumed = trainer(folder / str(number), params, algorithm, **last)
             resumed.train(resume_from_checkpoint=str(folder / str(number) / "checkpoint-3"))
         assert torch.equal(flat(whole.model), flat(resumed.model)), params
         assert not lines
@@ -120,6 +134,22 @@ def accumulated_gradients_are_one_step(folder):
     assert callback.compression.state.steps == EPOCHS * by_hand.BATCHES // 2
     assert_alike(flat(made.model))
     assert not lines
+
+
+def the_epoch_is_right_if_the_length_of_the_data_is_unknown(folder):
+    made = trainer(folder, {}, max_steps=3 * by_hand.BATCHES)
+    made.train_dataset = Stream()
+    with mock.patch.object(AttachedCompression, "set_epoch") as set_epoch:
+        made.train()
+    assert set_epoch.mock_calls == [mock.call(epoch) for epoch in range(3)]
+
+
+def checkpoints_of_the_model_alone_resume(folder):
+    params, saving = by_hand.CASES[0][0], dict(save_strategy="steps", save_steps=3)
+    trainer(folder, params, save_only_model=True, max_steps=3, **saving).train()
+    with logged() as lines:
+        trainer(folder, params, max_steps=4).train(resume_from_checkpoint=True)
+    assert lines == [START_FROM_ZERO]
 
 
 def saved(folder):
@@ -169,10 +199,7 @@ def checkpoints_that_do_not_fit_are_refused(folder):
     with logged() as lines:
         made = trainer(folder / "plain", params, max_steps=4)
         made.train(resume_from_checkpoint=True)
-    assert lines == [
-        "the Trainer's checkpoint has no state of the compression: residuals and "
-        "momentum start from zero"
-    ]
+    assert lines == [START_FROM_ZERO]
 
 
 def one_worker_is_refused(folder):

@@ -16,6 +16,7 @@ from ..optimizer import DistributedOptimizer
 from ..optimizer_hooks import unwrapped
 from ..state import CompressionState
 from ..state_dicts import StateDict, if_all_fit
+from .local_gradients import local_gradients_hook
 
 _SAVING = "save a checkpoint"
 
@@ -74,11 +75,7 @@ class AttachedCompression:
             self.state = CompressionState(
                 named, compression_params, optimizer, grad_scaler=grad_scaler, **options
             )
-            try:
-                self.model.register_comm_hook(self.state, compression_hook)
-            except BaseException:
-                self.state.close()
-                raise
+            self._register(compression_hook)
         else:
             if optimizer is None:
                 raise ValueError("an algorithm needs a training loop with one optimizer")
@@ -90,7 +87,25 @@ class AttachedCompression:
                 **options,
             )
             self.state = unwrapped(optimizer).compression_state
-            self._without_ddp.enter_context(self.model.no_sync())
+            self._register(local_gradients_hook)
+            if not self.model.static_graph:  # DDP cannot begin a static graph within no_sync
+                self._without_ddp.enter_context(self.model.no_sync())
+
+    def keep_gradients_local(self) -> None:
+        """With an algorithm, set the flag of DDP's no_sync again if a tool has set it back.
+
+        The hook keeps gradients local in any case. The flag saves DDP's work and traffic.
+        """
+        if isinstance(self.state, AlgorithmState) and not self.model.static_graph:
+            self.model.require_backward_grad_sync = False
+
+    def _register(self, hook: Callable[..., Any]) -> None:
+        """Register a communication hook with the state. If DDP refuses it, close the state."""
+        try:
+            self.model.register_comm_hook(self.state, hook)
+        except BaseException:
+            self.state.close()
+            raise
 
     @property
     def _meeting(self) -> Exchange:

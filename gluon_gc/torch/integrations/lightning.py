@@ -69,6 +69,12 @@ class CompressionCallback(Callback):
         """Tell the epoch to compressors with a warm-up."""
         self.compression.set_epoch(trainer.current_epoch)
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep gradients local: manual optimization undoes DDP's no_sync after each batch."""
+        self.compression.keep_gradients_local()
+
     def state_dict(self) -> Dict[str, Any]:
         """Return the states of all workers on the worker that writes the checkpoint."""
         return {} if self.compression is None else self.compression.state_dict()

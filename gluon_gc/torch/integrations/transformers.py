@@ -9,7 +9,7 @@ from typing import Any, List, Mapping, Optional, Union
 import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from ...log import logger
 from ..broadcasts import broadcast_object
@@ -55,7 +55,7 @@ class CompressionCallback(TrainerCallback):
         self._trainer, self._options = trainer, options
         self._arguments = (compression_params, algorithm)
         self.compression: Optional[AttachedCompression] = None
-        self._run = ""
+        self._epoch, self._run = 0, ""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -74,8 +74,10 @@ class CompressionCallback(TrainerCallback):
                 "the Trainer's checkpoint has no state of the compression: residuals and momentum "
                 "start from zero"
             )
-        self._run = broadcast_object(uuid.uuid4().hex)
-        state.stateful_callbacks[_KEY] = {"run": self._run}
+        self._epoch, self._run = int(state.epoch or 0), broadcast_object(uuid.uuid4().hex)
+        state.stateful_callbacks.pop(_KEY, None)
+        if not args.save_only_model:
+            state.stateful_callbacks[_KEY] = {"run": self._run}
 
     def _attach(self) -> None:
         if self.compression is not None:
@@ -91,8 +93,12 @@ class CompressionCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell the epoch to compressors with a warm-up."""
-        self.compression.set_epoch(int(state.epoch))
+        """Tell the epoch to compressors with a warm-up.
+
+        The attribute `state.epoch` lags if the length of the data is unknown.
+        """
+        self.compression.set_epoch(self._epoch)
+        self._epoch += 1
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -101,7 +107,8 @@ class CompressionCallback(TrainerCallback):
         if not args.save_only_model:
             folder = _folder(args, state.global_step)
             folder.mkdir(parents=True, exist_ok=True)
-            saved = {"run": self._run, "state": self.compression.state.state_dict()}
+            saved = {"run": self._run, "step": state.global_step}
+            saved["state"] = self.compression.state.state_dict()
             torch.save(saved, folder / _file(dist.get_rank()))
 
 
@@ -116,19 +123,21 @@ def _file(rank: Union[int, str]) -> str:
 def _read(args: TrainingArguments, step: int, run: str) -> Union[StateDict, List[StateDict]]:
     """Return this worker's state in a checkpoint, or all states for another number of workers.
 
-    The Trainer does not tell callbacks the folder of the checkpoint. So the files must be of the
-    run that trainer_state.json names.
+    The Trainer does not tell callbacks the folder of the checkpoint. So the files must be of this
+    step of the run that trainer_state.json names.
     """
     given = args.resume_from_checkpoint
+    if given is True:
+        given = get_last_checkpoint(args.output_dir)
     folders = [Path(given)] if given else []
     for folder in (*folders, _folder(args, step)):
         files = sorted(folder.glob(_file("*")))
         own = folder / _file(dist.get_rank())
-        if own in files:
-            saved = _load(own)
-            if saved["run"] == run and saved["state"]["world_size"] == dist.get_world_size():
-                return saved["state"]
-        states = [saved["state"] for saved in map(_load, files) if saved["run"] == run]
+        state = _state(own, run, step) if own in files else None
+        if state is not None and state["world_size"] == dist.get_world_size():
+            return state
+        found = (_state(file, run, step) for file in files)
+        states = [state for state in found if state is not None]
         if states:
             return states
     raise ValueError(
@@ -137,5 +146,7 @@ def _read(args: TrainingArguments, step: int, run: str) -> Union[StateDict, List
     )
 
 
-def _load(path: Path) -> Mapping[str, Any]:
-    return torch.load(path, map_location="cpu", weights_only=True)
+def _state(file: Path, run: str, step: int) -> Optional[StateDict]:
+    """Return the state in a file. Return None if it is of another run or step."""
+    saved = torch.load(file, map_location="cpu", weights_only=True)
+    return saved["state"] if (saved["run"], saved["step"]) == (run, step) else None
