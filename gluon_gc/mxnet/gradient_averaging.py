@@ -245,7 +245,8 @@ class GradientAveraging(Averaging):
                 {
                     (place.tensor, *map(int, place.what.split("/")[1:])): array
                     for place, array in arrays.items()
-                }
+                },
+                self._params,
             )
 
     def recall(self, header: Mapping[str, Any]) -> None:

@@ -118,9 +118,20 @@ class Momentum:
         """For a checkpoint: m by (index,), and w of weight decay by (index, context)."""
         return {place: array.asnumpy() for place, array in self._state.items()}
 
-    def load_state(self, state: Mapping[Tuple[int, ...], np.ndarray]) -> None:
-        """Restore a result of `state`."""
-        self._state = {place: mx.nd.array(a, dtype=a.dtype) for place, a in state.items()}
+    def load_state(
+        self, state: Mapping[Tuple[int, ...], np.ndarray], params: Sequence[Parameter]
+    ) -> None:
+        """Restore a result of `state`, which may be of another number of contexts.
+
+        w is equal on all contexts, so each one gets that of the first.
+        """
+        self._state = {}
+        for (index, *context), array in state.items():
+            if context and context[0] > 0:
+                continue
+            contexts = range(len(params[index].list_ctx()))
+            for place in [(index, i) for i in contexts] if context else [(index,)]:
+                self._state[place] = mx.nd.array(array, dtype=array.dtype)
 
 
 def _dense_float32(*arrays: NDArray) -> bool:
