@@ -18,6 +18,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import NAG, SGD, Optimizer
 
+from ..compression.momentum import require_linear
 from ..plan import working_dtype
 from .gradient import legacy
 
@@ -29,6 +30,20 @@ def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
     """An optimizer's momentum, or None without, and whether it is Nesterov momentum."""
     mu = getattr(optimizer, "momentum", None)
     return float(mu) if mu else None, isinstance(optimizer, NAG)
+
+
+def require_outside(optimizer: Optimizer) -> None:
+    """Raise ValueError unless momentum may be applied outside an optimizer.
+
+    Its update must be linear in the gradient, and must not clip: it would clip the momentum.
+    """
+    require_linear(optimizer, LINEAR)
+    limit = optimizer.clip_gradient
+    if limit and limit > 0:
+        raise ValueError(
+            f"momentum is applied without clip_gradient, got {limit}: pass max_grad_norm to the "
+            "trainer, or leave out 'momentum' (and use another compressor than dgc)"
+        )
 
 
 @contextmanager
