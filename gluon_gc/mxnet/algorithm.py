@@ -266,7 +266,7 @@ class AlgorithmAveraging(Averaging):
 
     def recall(self, header: Mapping[str, Any]) -> None:
         if self._automatic.undecided:
-            saved = saved_compressions(header, {i: p.name for i, p in enumerate(self._params)})
+            saved = saved_compressions(header, self.named_parameters())
             self._proposed = self._automatic.recalled(saved, header.get("algorithm"))
             self._declared = False
 

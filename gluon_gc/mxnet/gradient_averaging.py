@@ -252,9 +252,8 @@ class GradientAveraging(Averaging):
             )
 
     def recall(self, header: Mapping[str, Any]) -> None:
-        names = {i: self._params[i].name for i in self._last_first}
-        saved = saved_compressions(header, names)
-        self._automatic.recall(saved, {i: self._compressions.of(i) for i in names})
+        saved = saved_compressions(header, self.named_parameters())
+        self._automatic.recall(saved, {i: self._compressions.of(i) for i in self._last_first})
 
 
 def _minimum() -> int:
