@@ -269,6 +269,48 @@ def test_parameters_of_other_names_load_in_the_order_of_the_network(
         np.testing.assert_array_equal(ours, theirs)
 
 
+def sharing_a_name(shapes=SHAPES):
+    """Return two parameters of one name, and their trainer."""
+    params = [mx.gluon.Parameter("w", shape=shape) for shape in shapes]
+    for param in params:
+        param.initialize(mx.init.One())
+    trainer = bps.DistributedTrainer(
+        params, "sgd", dict(SGD), compression_params=ONEBIT, kvstore="local"
+    )
+    return params, trainer
+
+
+def test_parameters_that_share_a_name_load_in_their_order(tmp_path, logged):
+    params, trainer = sharing_a_name()
+    train(params, trainer, SHAPES, 3)
+    trainer.save_states(str(tmp_path / "states"))
+    _, other = sharing_a_name()
+    other.load_states(str(tmp_path / "states"))
+    assert contents(other) == contents(trainer)
+    assert "other names" not in logged.text
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_parameters_that_share_a_name_do_not_load_in_another_order(tmp_path, strict):
+    file = str(tmp_path / "states")
+    sharing_a_name()[1].save_states(file)
+    _, other = sharing_a_name(SHAPES[::-1])
+    said = f"'{file}' does not fit, because it has the name 'w' twice"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        other.load_states(file, strict=strict)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["powersgd", "local_steps", {"name": "onebit_adam", "freeze_step": 1}]
+)
+def test_parameters_that_share_a_name_are_refused_with_an_algorithm(algorithm):
+    name = algorithm if isinstance(algorithm, str) else algorithm["name"]
+    said = f"algorithm {name} needs a name for each parameter, but params has the name 'w' twice"
+    params, _ = sharing_a_name()
+    with pytest.raises(ValueError, match=said):
+        bps.DistributedTrainer(params, "adam", algorithm=algorithm, kvstore="local")
+
+
 def without(mapping, key):
     return {name: value for name, value in mapping.items() if name != key}
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import kernels
 from ..log import logger
+from ..options import require_different
 from .cutting import Arrays
 from .file import STREAM, Layout, States
 
@@ -68,7 +69,8 @@ def numbers_of_parameters(
 
     Parameters match by name. If names differ, but all shapes and dtypes are equal, parameters match
     by their order in the network. Gluon numbers the blocks of a process, so names may change.
-    Otherwise, if not `strict`, only parameters with equal names match.
+    This also matches parameters that share a name. Otherwise, if not `strict`, only parameters with
+    equal names match.
 
     Raises
     ------
@@ -86,28 +88,37 @@ def numbers_of_parameters(
         if len(there) == len(here) and all(
             there[a][key] == here[b][key] for a, b in in_order for key in ("shape", "dtype")
         ):
-            logger.warning(
-                "'%s': its parameters have other names, and are matched by their order", name
-            )
+            if any(there[a]["name"] != here[b]["name"] for a, b in in_order):
+                logger.warning(
+                    "'%s': its parameters have other names, and are matched by their order", name
+                )
             matching = in_order
-        elif strict:
-            check(name, "number of parameters", len(there), len(here))
-            check(name, "set of parameters", *(sorted(names) for names in numbers_by_name))
         else:
-            missing, added = (
-                sorted(a.keys() - b.keys()) for a, b in (numbers_by_name, numbers_by_name[::-1])
-            )
-            logger.warning(
-                "'%s': the states of %s are ignored, because the trainer has no such parameters; "
-                "the states of %s start from zero, because the file does not have them",
-                name,
-                missing,
-                added,
-            )
+            _check_names(name, there, here, strict)
     for a, b in matching:
         called = f"{b} ('{there[a]['name']}' there, '{here[b]['name']}' here)"
         check_parameter(name, called, there[a], here[b], _SAME)
     return dict(matching)
+
+
+def _check_names(name: str, there: Sequence[Header], here: Sequence[Header], strict: bool) -> None:
+    """Raise ValueError unless parameters may match by name. Log the names that do not match."""
+    if strict:
+        check(name, "number of parameters", len(there), len(here))
+    names = [[parameter["name"] for parameter in parameters] for parameters in (there, here)]
+    for subject, of_side in zip(("it", "the trainer"), names):
+        require_different(of_side, f"'{name}' does not fit, because {subject}")
+    if strict:
+        check(name, "set of parameters", *map(sorted, names))
+        return
+    missing, added = (sorted(set(a).difference(b)) for a, b in (names, names[::-1]))
+    logger.warning(
+        "'%s': the states of %s are ignored, because the trainer has no such parameters; "
+        "the states of %s start from zero, because the file does not have them",
+        name,
+        missing,
+        added,
+    )
 
 
 def pairs_in_order(there: Sequence[Header], here: Sequence[Header]) -> List[Tuple[int, int]]:
