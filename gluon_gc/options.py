@@ -109,6 +109,15 @@ def require_matches(patterns: Iterable[str], names: Collection[str], argument: s
             )
 
 
+def require_different(names: Iterable[str], subject: str) -> None:
+    """Raise ValueError if a name occurs twice. `subject` begins the error."""
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{subject} has the name '{name}' twice")
+        seen.add(name)
+
+
 def first_match(name: str, by_pattern: Mapping[str, Value], default: Value) -> Value:
     """The value of the first pattern that matches a name, or `default`."""
     matching = (value for p, value in by_pattern.items() if fnmatch.fnmatchcase(name, p))

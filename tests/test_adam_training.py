@@ -160,6 +160,27 @@ def test_what_is_resumed_is_bit_for_bit_what_never_stopped(
     assert kinds == (expected | residuals if compression_params else expected)
 
 
+@pytest.mark.parametrize("devices", [[1], [0, 1]])
+@pytest.mark.parametrize("algorithm", [None, FREEZE], ids=["adam", "onebit_adam"])
+def test_a_checkpoint_continues_on_devices_with_other_ids(tmp_path, algorithm, devices):
+    """MXNet's Adam counts the steps of each device id."""
+    file = str(tmp_path / "states")
+    never, trainer = made(algorithm=algorithm)
+    train(never, trainer, range(6))
+    trainer.save_states(file)
+    params, other = made(contexts=devices, algorithm=algorithm)
+    other.load_states(file)
+    for param, expected in zip(params, never):
+        param.set_data(expected.data())
+    train(never, trainer, range(6, 8))
+    for step in range(6, 8):
+        backward(params, [gradient / len(devices) for gradient in given(step)])
+        other.step(2)
+    for param, expected in zip(params, never):
+        for array in param.list_data():
+            np.testing.assert_array_equal(array.asnumpy(), expected.data().asnumpy())
+
+
 @pytest.mark.parametrize("algorithm", [FREEZE, ZERO_ONE], ids=STATE)
 @pytest.mark.parametrize("stopped", [2, 8])
 def test_a_parameter_that_a_checkpoint_lacks_trains_or_is_named(

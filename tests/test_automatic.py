@@ -8,6 +8,7 @@ import gluon_gc as bps
 from gluon_gc.auto.choice import Topology
 from gluon_gc.compression import parse
 from gluon_gc.mxnet import probe
+from gluon_gc.mxnet.automatic import saved_compressions
 from gluon_gc.mxnet.kvstore.local import Local
 from tests.test_trainer import backward, gradients
 
@@ -73,6 +74,15 @@ def test_a_checkpoint_brings_back_what_was_chosen(tmp_path, prefix):
     assert again._averaging._automatic._chosen == CHOSEN
     for a, b in zip(train(again, params, range(2, 4)), expected):
         np.testing.assert_array_equal(a, b)
+
+
+def test_choices_for_other_names_come_back_in_the_order_of_the_network():
+    there = [
+        {"name": "p8", "position": 0, "compression": "topk"},
+        {"name": "p9", "position": 1, "compression": "onebit"},
+    ]
+    here = [{"name": "p10", "position": 1}, {"name": "p11", "position": 0}]
+    assert saved_compressions({"parameters": there}, here) == {0: "onebit", 1: "topk"}
 
 
 def test_a_checkpoint_that_does_not_fit_what_is_chosen_is_refused(tmp_path):

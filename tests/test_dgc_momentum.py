@@ -164,6 +164,38 @@ def test_an_optimizer_whose_update_is_not_linear_keeps_its_momentum(name, compre
             trained(optimizer, **where)
 
 
+CLIPS = "momentum is applied without clip_gradient, got 1.0: pass max_grad_norm"
+
+
+@pytest.mark.parametrize("compression", [DGC, ONEBIT_NESTEROV])
+@pytest.mark.parametrize("name", ["sgd", "nag"])
+def test_an_optimizer_that_would_clip_the_momentum_is_refused(name, compression):
+    clipping = {**OPTIMIZER, "clip_gradient": 1.0}
+    for where in (
+        {"compression": compression},
+        {"compression": None, "overrides": {0: compression}},
+    ):
+        with pytest.raises(ValueError, match=CLIPS):
+            trained(name, optimizer_params=clipping, **where)
+    trained(name, {"compressor": "onebit"}, clipping)  # the optimizer applies the momentum
+
+
+def test_a_loaded_optimizer_that_would_clip_the_momentum_is_refused_in_the_next_step(tmp_path):
+    file = str(tmp_path / "stock")
+    param = mx.gluon.Parameter("p0", shape=SHAPES[0])
+    param.initialize(mx.init.Constant(1.0))
+    clipping = mx.optimizer.SGD(clip_gradient=1.0, **OPTIMIZER)
+    mx.gluon.Trainer([param], clipping).save_states(file)
+    trainer = bps.DistributedTrainer(
+        [param], "sgd", OPTIMIZER, compression_params=ONEBIT_NESTEROV, kvstore="local"
+    )
+    trainer.load_states(file)
+    backward([param], gradients(0, SHAPES))
+    with pytest.raises(ValueError, match=CLIPS):
+        trainer.step(1)
+    assert (param.data() == 1).min()
+
+
 class Own(mx.optimizer.SGD):
     """A user's optimizer."""
 

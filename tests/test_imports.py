@@ -24,7 +24,7 @@ LAYERS = {
     "agreement": set(),
     "algorithms": {"agreement", "compression", "kernels", "options", "plan"},
     "auto": {"algorithms", "compression", "kernels", "plan"},
-    "checkpoint": {"kernels", "plan"},
+    "checkpoint": {"kernels", "options", "plan"},
     "compression": {"kernels", "options"},
     "integers": set(),
     "kernels": set(),

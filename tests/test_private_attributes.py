@@ -24,7 +24,7 @@ OF_OTHERS = {
     "mxnet/kvstore/parameter_server/servers.py": {"_barrier", "_send_command_to_servers"},
     "mxnet/learning_rates.py": {"_index_update_count"},
     "mxnet/momentum.py": {"_fresh_grad", "_get_wd"},
-    "mxnet/optimizer_states.py": {"_all_index_update_counts"},
+    "mxnet/optimizer_states.py": {"_all_index_update_counts", "_set_current_context"},
     "mxnet/parameters.py": {"_data", "_deferred_init", "_init_impl"},
     "mxnet/running_statistics.py": {"_data", "_differentiable"},
     "mxnet/server.py": {"_set_updater"},

@@ -25,10 +25,12 @@ def make(
     optimizer="sgd",
     **more,
 ):
+    """Return parameters and their trainer; `contexts` is a number, or the ids of CPUs."""
+    devices = range(contexts) if isinstance(contexts, int) else contexts
     params = []
     for i, shape in enumerate(shapes):
         param = Parameter(f"p{i}", shape=shape, grad_req=grad_req, dtype=dtype)
-        param.initialize(mx.init.Constant(1.0), ctx=[mx.cpu(c) for c in range(contexts)])
+        param.initialize(mx.init.Constant(1.0), ctx=[mx.cpu(c) for c in devices])
         params.append(param)
     trainer = bps.DistributedTrainer(
         params,

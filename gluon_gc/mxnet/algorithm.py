@@ -22,7 +22,7 @@ from ..checkpoint.cutting import Arrays
 from ..plan import Tensor
 from . import freshness
 from .adam import WrappedAdam, require_adam
-from .algorithm_arguments import require_dense_floats
+from .algorithm_arguments import require_dense_floats, require_names
 from .algorithm_states import AlgorithmStates
 from .amp import AgreedLossScaler, nonfinite_gradients
 from .automatic import decided, of_root, saved_compressions
@@ -62,6 +62,7 @@ class AlgorithmAveraging(Averaging):
     ) -> None:
         super().__init__(**common)
         require_dense_floats(algorithm.name, self._params)
+        require_names(algorithm.name, self._params)
         self._updaters = updaters
         requested = {i: self._compressions.of(i) for i in self._last_first}
         self._automatic = AutomaticLocalSteps(algorithm, requested, every_given, mx.nd.waitall)
@@ -266,7 +267,7 @@ class AlgorithmAveraging(Averaging):
 
     def recall(self, header: Mapping[str, Any]) -> None:
         if self._automatic.undecided:
-            saved = saved_compressions(header, {i: p.name for i, p in enumerate(self._params)})
+            saved = saved_compressions(header, self.named_parameters())
             self._proposed = self._automatic.recalled(saved, header.get("algorithm"))
             self._declared = False
 

@@ -13,6 +13,7 @@ from ..algorithms.requirements import (
     require_floats,
     require_on_nonfinite,
 )
+from ..options import require_different
 
 
 def checked(
@@ -38,6 +39,12 @@ def checked(
         )
     require_fitting_compression(parsed, compression_params)
     return parsed
+
+
+def require_names(name: str, params: Iterable[Parameter]) -> None:
+    """Raise ValueError if two parameters have one name: an algorithm's vectors have names."""
+    subject = f"algorithm {name} needs a name for each parameter, but params"
+    require_different((param.name for param in params), subject)
 
 
 def require_dense_floats(name: str, params: Iterable[Parameter]) -> None:

@@ -13,6 +13,7 @@ from mxnet.ndarray import NDArray
 from ..auto import selection
 from ..auto.choice import Measured
 from ..auto.local_steps import AutomaticLocalSteps, Decision
+from ..checkpoint.fitting import pairs_in_order
 from ..compression import CompressionParams, candidates
 from ..plan import Tensor
 from . import probe
@@ -75,17 +76,20 @@ class Automatic:
                     self._chosen.setdefault(i, candidate)
 
 
-def saved_compressions(header: Mapping[str, Any], names: Mapping[int, str]) -> Dict[int, Any]:
+def saved_compressions(
+    header: Mapping[str, Any], here: Sequence[Mapping[str, Any]]
+) -> Dict[int, Any]:
     """The compression of each parameter in a checkpoint, by its index in the trainer.
 
-    `names` has the names of the trainer's parameters, by index. Parameters match by name, or by
-    order if no name is in the checkpoint.
+    `here` is the result of `Averaging.named_parameters`. Parameters match by name, or by order if
+    no name is in the checkpoint. The header is not checked yet, so keys may be missing.
     """
     saved = header.get("parameters", [])
-    by_name = {parameter["name"]: parameter for parameter in saved}
-    if by_name.keys().isdisjoint(names.values()):
-        by_name = {names[i]: saved[i] for i in names if i < len(saved)}
-    return {i: by_name[name]["compression"] for i, name in names.items() if name in by_name}
+    numbers = {parameter.get("name"): number for number, parameter in enumerate(saved)}
+    matching = [(numbers.get(parameter["name"]), i) for i, parameter in enumerate(here)]
+    if numbers.keys().isdisjoint(parameter["name"] for parameter in here):
+        matching = pairs_in_order(saved, here)
+    return {i: saved[number].get("compression") for number, i in matching if number is not None}
 
 
 def decided(

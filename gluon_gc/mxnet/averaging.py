@@ -197,6 +197,11 @@ class Averaging(ABC):
         selected = None if indices is None else set(indices)
         return {t.name for (i, _), t in self.tensors.items() if selected is None or i in selected}
 
+    def named_parameters(self) -> List[Dict[str, Any]]:
+        """The name of each parameter, and its position in the network, for a checkpoint."""
+        positions = {i: position for position, i in enumerate(reversed(self._last_first))}
+        return [{"name": p.name, "position": positions[i]} for i, p in enumerate(self._params)]
+
     def with_gradients(self) -> List[int]:
         """The indices of the parameters that have gradients, in the order of backward."""
         return [i for i in self._last_first if self._params[i].grad_req != "null"]

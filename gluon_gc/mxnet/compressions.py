@@ -10,8 +10,8 @@ from mxnet.optimizer import Optimizer
 from ..algorithms import Algorithm
 from ..algorithms.requirements import require_fitting_compression
 from ..compression import CompressionParams, byteps
-from ..compression.momentum import has_nesterov, require_linear
-from .momentum import LINEAR, Momentum
+from ..compression.momentum import has_nesterov
+from .momentum import Momentum, require_outside
 
 OptimizerInfo = Tuple[Optional[float], bool, str]
 """An optimizer's momentum, whether it is Nesterov momentum, and the optimizer's name."""
@@ -64,13 +64,13 @@ class Compressions:
         Raises
         ------
         ValueError
-            The optimizer's update is not linear in the gradient.
+            The optimizer's update is not linear in the gradient, or clips it.
         """
         mu, *_ = self._optimizer_info
         compressors = (self.default, *self._parsed.values())
         if mu is None or all(params.mu is None for params in compressors):
             return None
-        require_linear(optimizer, LINEAR)
+        require_outside(optimizer)
         return Momentum(mu, self._nesterov)
 
     def of(self, index: int) -> CompressionParams:

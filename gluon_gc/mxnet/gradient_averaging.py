@@ -22,7 +22,7 @@ from .exchange import Exchange
 from .gradient import Gradient, sums_of
 from .job import Job
 from .learning_rates import next_rate
-from .momentum import Momentum
+from .momentum import Momentum, require_outside
 from .operators import clip_factor
 from .parameters import tensor_of
 from .separation import separate
@@ -120,6 +120,8 @@ class GradientAveraging(Averaging):
         scaler: Optional[AgreedLossScaler],
     ) -> None:
         """Replace the gradients by `scale` times their averages over all workers; see `step`."""
+        if self._momentum is not None:
+            require_outside(optimizer)  # load_states may have replaced it
         self.steps += 1
         shared = {
             "algorithm": None,
@@ -245,13 +247,13 @@ class GradientAveraging(Averaging):
                 {
                     (place.tensor, *map(int, place.what.split("/")[1:])): array
                     for place, array in arrays.items()
-                }
+                },
+                self._params,
             )
 
     def recall(self, header: Mapping[str, Any]) -> None:
-        names = {i: self._params[i].name for i in self._last_first}
-        saved = saved_compressions(header, names)
-        self._automatic.recall(saved, {i: self._compressions.of(i) for i in names})
+        saved = saved_compressions(header, self.named_parameters())
+        self._automatic.recall(saved, {i: self._compressions.of(i) for i in self._last_first})
 
 
 def _minimum() -> int:

@@ -18,6 +18,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import NAG, SGD, Optimizer
 
+from ..compression.momentum import require_linear
 from ..plan import working_dtype
 from .gradient import legacy
 
@@ -29,6 +30,20 @@ def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
     """An optimizer's momentum, or None without, and whether it is Nesterov momentum."""
     mu = getattr(optimizer, "momentum", None)
     return float(mu) if mu else None, isinstance(optimizer, NAG)
+
+
+def require_outside(optimizer: Optimizer) -> None:
+    """Raise ValueError unless momentum may be applied outside an optimizer.
+
+    Its update must be linear in the gradient, and must not clip: it would clip the momentum.
+    """
+    require_linear(optimizer, LINEAR)
+    limit = optimizer.clip_gradient
+    if limit and limit > 0:
+        raise ValueError(
+            f"momentum is applied without clip_gradient, got {limit}: pass max_grad_norm to the "
+            "trainer, or leave out 'momentum' (and use another compressor than dgc)"
+        )
 
 
 @contextmanager
@@ -118,9 +133,20 @@ class Momentum:
         """For a checkpoint: m by (index,), and w of weight decay by (index, context)."""
         return {place: array.asnumpy() for place, array in self._state.items()}
 
-    def load_state(self, state: Mapping[Tuple[int, ...], np.ndarray]) -> None:
-        """Restore a result of `state`."""
-        self._state = {place: mx.nd.array(a, dtype=a.dtype) for place, a in state.items()}
+    def load_state(
+        self, state: Mapping[Tuple[int, ...], np.ndarray], params: Sequence[Parameter]
+    ) -> None:
+        """Restore a result of `state`, which may be of another number of contexts.
+
+        w is equal on all contexts, so each one gets that of the first.
+        """
+        self._state = {}
+        for (index, *context), array in state.items():
+            if context and context[0] > 0:
+                continue
+            contexts = range(len(params[index].list_ctx()))
+            for place in [(index, i) for i in contexts] if context else [(index,)]:
+                self._state[place] = mx.nd.array(array, dtype=array.dtype)
 
 
 def _dense_float32(*arrays: NDArray) -> bool:

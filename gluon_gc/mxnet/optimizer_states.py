@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from mxnet.gluon import Parameter
-from mxnet.optimizer import Updater
+from mxnet.optimizer import Optimizer, Updater
 
 from ..checkpoint import fitting
 from .momentum import momentum_of
@@ -46,11 +46,20 @@ class OptimizerStates:
             updater.states = _renumbered(updater.states, numbers)
             updater.states_synced = dict.fromkeys(updater.states, False)
             updater.optimizer = first.optimizer
-        for counts in first.optimizer._all_index_update_counts.values():
-            renumbered = _renumbered(counts, numbers)
-            counts.clear()
-            counts.update(renumbered)
+        self._load_counts(first.optimizer, numbers)
         first.optimizer.param_dict = dict(enumerate(self._params))
+
+    def _load_counts(self, optimizer: Optimizer, numbers: Dict[int, int]) -> None:
+        """Give the saved counts of updates to each device of the parameters.
+
+        MXNet's optimizer counts the updates of each device id by itself, and the trainer that saved
+        may have had other device ids.
+        """
+        saved = _highest(optimizer._all_index_update_counts.values())
+        counts = _renumbered(saved, numbers)
+        devices = {context.device_id for param in self._params for context in param.list_ctx()}
+        optimizer._all_index_update_counts = {device: dict(counts) for device in devices}
+        optimizer._set_current_context(min(devices))
 
 
 def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes, Dict[int, int]]:
@@ -89,6 +98,15 @@ def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes,
         saved_momentum, _ = momentum_of(optimizer)
         fitting.check(fname, "momentum", saved_momentum, mu)
     return data, {i: i for i in range(parameters)}
+
+
+def _highest(counts: Iterable[Mapping[int, int]]) -> Dict[int, int]:
+    """The highest count of each index: a device that is no longer used has a lower one."""
+    highest: Dict[int, int] = {}
+    for of_device in counts:
+        for index, count in of_device.items():
+            highest[index] = max(count, highest.get(index, 0))
+    return highest
 
 
 def _renumbered(values: Dict[int, Any], numbers: Dict[int, int]) -> Dict[int, Any]:

@@ -30,7 +30,8 @@ class SavedTrainer(HookedTrainer):
         """Restore the states that `save_states` saved. All workers call this.
 
         Nothing changes until all workers have checked their files. Parameters match by name, or by
-        order if only their names differ. The number of servers and the size of chunks may differ.
+        the network's order if only their names differ. The number of servers and the size of chunks
+        may differ.
         A file that gluon.Trainer saved may be loaded too, strict or not. It has only the
         optimizer's state, so residuals and the momentum of compression start from zero, with a
         warning. Load only files that you trust: the optimizer's state is a pickle, which can run

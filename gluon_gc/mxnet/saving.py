@@ -46,7 +46,7 @@ class Saved:
     def header(self) -> Dict[str, Any]:
         """Facts that must be the same in a file and in the trainer that loads it.
 
-        Only the names of parameters, `senders` and `learning_rate` may differ.
+        Only the names and positions of parameters, `senders` and `learning_rate` may differ.
         """
         averaging, exchange = self.averaging, self.averaging.exchange
         places = tensor_states.places(exchange)
@@ -65,14 +65,14 @@ class Saved:
             "algorithm": averaging.described,
             "parameters": [
                 {
-                    "name": param.name,
+                    **named,
                     "shape": param.shape,
                     "dtype": np.dtype(param.dtype).name,
                     "compression": identities.get(i),
                     "senders": senders[i],
                     "learning_rate": averaging.learning_rates.last.get(i),
                 }
-                for i, param in enumerate(self.params)
+                for i, (named, param) in enumerate(zip(averaging.named_parameters(), self.params))
             ],
         }
 
