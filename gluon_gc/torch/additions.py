@@ -9,9 +9,11 @@ import torch
 
 
 class Additions:
-    """Detects that backward adds to averages, because nobody has set them to None or to zero.
+    """Detects that averages are still in use when the next gradients are averaged.
 
-    DistributedDataParallel then averages the sum, and its result replaces the averages.
+    Nobody has set them to None or to zero, and no optimizer has used them: backward adds to them,
+    or leaves them for the optimizer. DistributedDataParallel averages the sums, which then replace
+    the averages.
 
     Parameters
     ----------
@@ -22,24 +24,33 @@ class Additions:
 
     def __init__(self, parameters: Iterable[torch.Tensor], wait: Callable[[], bool]) -> None:
         self._wait, self._found = wait, False
-        self._averaged: Set[torch.Tensor] = set()  # backward has not come to them again
+        self._averaged: Set[torch.Tensor] = set()  # backward has not added to them
+        self._nonzero: Set[torch.Tensor] = set()  # before backward adds to them
         self._handles = [p.register_hook(partial(self._touch, p)) for p in parameters]
 
     def averaged(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Record that the gradients of these parameters are averaged now."""
+        """Record that the gradients of these parameters are averages now."""
         self._averaged.update(parameters)
 
-    def take(self) -> bool:
-        """Return whether backward has added to averages, and forget them."""
-        found, self._found = self._found, False
-        self._averaged.clear()
-        return found
-
     def _touch(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Called before backward adds to the gradient of a parameter."""
-        if parameter in self._averaged:
-            self._averaged.discard(parameter)
-            self._found = self._found or (self._wait() and is_nonzero(parameter.grad))
+        """Called before backward adds to a gradient, and by `torch.autograd.grad`."""
+        self._nonzero.discard(parameter)
+        if parameter in self._averaged and self._wait() and _is_nonzero(parameter):
+            self._nonzero.add(parameter)
+
+    def made(self, parameter: torch.Tensor) -> None:
+        """Record that backward has added to the gradient of a parameter."""
+        self._found = self._found or parameter in self._nonzero
+        self._averaged.discard(parameter)
+
+    def take(self) -> bool:
+        """Return whether averages are still in use. If not, forget them."""
+        found = self._found or (self._wait() and any(map(_is_nonzero, self._averaged)))
+        self._found = False
+        self._nonzero.clear()
+        if not found:
+            self._averaged.clear()
+        return found
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -53,3 +64,7 @@ def is_nonzero(gradient: Optional[torch.Tensor]) -> bool:
         return False
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     return bool(values.any())
+
+
+def _is_nonzero(parameter: torch.Tensor) -> bool:
+    return is_nonzero(parameter.grad)

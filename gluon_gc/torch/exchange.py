@@ -126,8 +126,7 @@ class Exchange:
         cut = [(tensor, plan.cut([tensor.plan], most, minimum)) for tensor in tensors]
         over_nccl = {t.plan.name for t in tensors if self._may_use_nccl(t)}
         engines = [
-            (f"tensor '{t.plan.name}'", {"engine": "nccl" if t.plan.name in over_nccl else "gloo"})
-            for t in tensors
+            (f"tensor '{t.plan.name}'", {"over_nccl": t.plan.name in over_nccl}) for t in tensors
         ]
         self.agree([*about, *plan.facts([tensor.plan for tensor in tensors]), *engines])
         if over_nccl and self.transfers.nccl_groups is None:

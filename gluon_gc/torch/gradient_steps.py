@@ -86,6 +86,7 @@ class GradientSteps:
 
     def _note(self, parameter: torch.Tensor) -> None:
         self._made.add(self._names[parameter])
+        self._additions.made(parameter)
         self.when_made(parameter)
 
     def take_made(self, names: Iterable[str]) -> Set[str]:
@@ -137,8 +138,6 @@ class GradientSteps:
     ) -> Future[Collection[str]]:
         """See `CompressionState.average`. A step has begun."""
         present = [name for name in gradients if name not in absent]
-        keeps = self.left_out.exchange(present)
-        self._additions.averaged(self._parameters[name] for name in present)
         staged = staging.Staged(gradients)
         loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
 
@@ -148,6 +147,9 @@ class GradientSteps:
             self._check(job, step)
             staged.finish(loss_scale)
             self.rates.keep(job.unused)
+            used = [name for name in gradients if name not in job.unused]
+            self.left_out.exchanged(used)
+            self._additions.averaged(self._parameters[name] for name in used)
             return job.unused
 
         future: Future[Collection[str]] = future_on(staged.device)
@@ -159,7 +161,7 @@ class GradientSteps:
                 done=resolving(future, result),
                 absent=absent,
                 stamp=self._stamp if present else header.SAME,
-                keeps=keeps,
+                keeps=self.left_out.to_keep(gradients),
             )
         )
         return future

@@ -4,6 +4,8 @@ This module must not import annotations from __future__: DDP compares the annota
 types, not with strings.
 """
 
+from typing import Collection
+
 import torch
 import torch.distributed as dist
 
@@ -41,8 +43,17 @@ def compression_hook(
         gradients[state.name_of(parameter)] = _placed(parameter, buffer, begin)
         begin += staging.real_numel(parameter)
     absent = gradients.keys() - state.gradients.take_made(gradients)
-    averaged = state.average(gradients, begins, absent)
-    return averaged.then(lambda done: (done.value(), buffer)[1])
+    # The buffer has averages of an earlier backward pass, if they are still in use.
+    earlier = {
+        name: gradients[name].clone() for name in absent if state.parameters[name].grad is not None
+    }
+
+    def averages(done: torch.futures.Future[Collection[str]]) -> torch.Tensor:
+        for name in earlier.keys() & done.value():
+            gradients[name].copy_(earlier[name])
+        return buffer
+
+    return state.average(gradients, begins, absent).then(averages)
 
 
 def _placed(parameter: torch.Tensor, buffer: torch.Tensor, begin: int) -> torch.Tensor:

@@ -69,17 +69,16 @@ class LeftOut:
         self._exchanged = {}
         return False
 
-    def exchange(self, names: Iterable[str]) -> List[str]:
-        """Record that these tensors are exchanged now.
+    def to_keep(self, names: Iterable[str]) -> List[str]:
+        """Return those of these tensors to copy the residual and momentum of, before an exchange.
 
-        Returns
-        -------
-        list of str
-            The tensors whose residual and momentum must be copied first.
+        Those that were exchanged in this step already have the copies from its beginning.
         """
-        new = [name for name in names if name not in self._exchanged]
-        self._exchanged.update(dict.fromkeys(new))
-        return new if self.keeps else []
+        return [name for name in names if name not in self._exchanged] if self.keeps else []
+
+    def exchanged(self, names: Iterable[str]) -> None:
+        """Record that these tensors were exchanged. They are the same on all workers."""
+        self._exchanged.update(dict.fromkeys(names))
 
     # Checkpoints
 

@@ -12,6 +12,7 @@ NeurIPS 2019.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Collection, Dict, Iterable, Mapping, Optional, Tuple
 
 import torch
@@ -21,16 +22,26 @@ from ..compression.momentum import require_linear
 from ..log import logger
 from .optimizer_hooks import param_groups
 
+_in_use: weakref.WeakSet[Momentum] = weakref.WeakSet()
+
 
 def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
     """Return the momentum of the first parameter group that has one, and whether it is Nesterov's.
 
     Without such a group: None and False.
     """
+    taker = _taker_of(optimizer)
+    if taker is not None:
+        return taker.mu, taker.given["nesterov"]
     for group in optimizer.param_groups if optimizer is not None else []:
         if group.get("momentum"):
             return float(group["momentum"]), bool(group.get("nesterov"))
     return None, False
+
+
+def _taker_of(optimizer: Optional[Optimizer]) -> Optional[Momentum]:
+    """Return the object that applies the momentum of an optimizer now."""
+    return next((momentum for momentum in _in_use if momentum.optimizer is optimizer), None)
 
 
 def _require_same(groups: Iterable[Mapping[str, Any]]) -> None:
@@ -59,34 +70,41 @@ class Momentum:
     ------
     ValueError
         The optimizer's update is not linear in the gradient, its dampening is not 0, it maximizes,
-        or its parameter groups have different momentum.
+        its parameter groups have different momentum, or another object applies its momentum.
     """
 
     def __init__(self, optimizer: Optimizer, mu: float, has_nesterov: Mapping[str, bool]) -> None:
         require_linear(optimizer, [torch.optim.SGD])
+        if _taker_of(optimizer) is not None:
+            raise ValueError(
+                "an earlier CompressionState applies the momentum of this optimizer: call its "
+                "close() first"
+            )
         _require_same(optimizer.param_groups)
         for group in optimizer.param_groups:
             for key in ("dampening", "maximize"):
                 if group.get(key):
                     raise ValueError(f"momentum is applied without {key}, got {group[key]}")
-        self.mu, self._optimizer, self._has_nesterov = mu, optimizer, has_nesterov
-        self.given = {"momentum": mu, "nesterov": optimizer.param_groups[0].get("nesterov", False)}
+        self.mu, self.optimizer, self._has_nesterov = mu, optimizer, has_nesterov
+        self.given = {"momentum": mu, "nesterov": bool(optimizer.param_groups[0].get("nesterov"))}
         self.state: Dict[str, Dict[str, torch.Tensor]] = {"gradient": {}, "weight_decay": {}}
         self._take()
+        _in_use.add(self)
         self._handles = (
             optimizer.register_state_dict_post_hook(self._saved),
             optimizer.register_load_state_dict_post_hook(self._loaded),
         )
 
     def _take(self) -> None:
-        for group in param_groups(self._optimizer):
+        for group in param_groups(self.optimizer):
             group.update(momentum=0.0, nesterov=False)
 
     def give_back(self) -> None:
         """Let the optimizer apply its own momentum again."""
+        _in_use.discard(self)
         for handle in self._handles:
             handle.remove()
-        for group in param_groups(self._optimizer):
+        for group in param_groups(self.optimizer):
             group.update(self.given)
 
     def _saved(self, optimizer: Optimizer, state_dict: Dict[str, Any]) -> None:
@@ -116,7 +134,7 @@ class Momentum:
         exempted : collection of str
             The names of parameters whose compressor applies no momentum.
         """
-        groups = param_groups(self._optimizer)
+        groups = param_groups(self.optimizer)
         if any(group["momentum"] for group in groups):
             logger.warning(
                 "the optimizer's momentum is set to 0 again, because compression applies it"

@@ -91,9 +91,10 @@ class ReduceScatter(Unit):
     def _begin(self) -> None:
         """Begin a step, or continue one that adds gradients of several backward passes."""
         self._left_out.begin(adds=self._left_out.waits and self._adds())
-        if self._left_out.exchange(self._parameters):
+        if self._left_out.to_keep(self._parameters):
             for chunk in self._compressed():
                 chunk.coder.keep()
+        self._left_out.exchanged(self._parameters)
         self._steps += 1
 
     def _adds(self) -> bool:

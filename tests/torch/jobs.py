@@ -614,7 +614,7 @@ def payloads_stay_on_gpus():
         state.close()
     named = list(Net().named_parameters())
     os.environ["GLUON_GC_PAYLOADS"] = ("nccl", "gloo")[dist.get_rank() % 2]
-    said = """worker 1 has engine "gloo" for tensor 'last.bias', but worker 0 has "nccl\""""
+    said = "worker 1 has over_nccl false for tensor 'last.bias', but worker 0 has true"
     raised(RuntimeError, said, lambda: bps.CompressionState(named, TOPK))
     os.environ["GLUON_GC_PAYLOADS"] = "nccl"
 
