@@ -15,7 +15,6 @@ from .. import plan
 from ..agreement import Facts
 from ..algorithms import Algorithm, Round
 from ..algorithms.driver import Driver, is_declared, undeclared
-from ..algorithms.requirements import first_values
 from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
@@ -105,9 +104,6 @@ class AlgorithmAveraging(Averaging):
         self._averaged.clear()
         self._averaged.update((i, self._params[i]) for i in indices[::-1])
         require_dense_floats(self._algorithm.name, self._averaged.values())
-        if call == "step" and not self._begun:
-            arrays = ((name, array.asnumpy()) for name, array in self.parameters().items())
-            facts += first_values(self._algorithm, arrays)
         self._driver.begin()
         self._declare(call, facts)
         self._begun = self._declared = True

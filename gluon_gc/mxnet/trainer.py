@@ -22,9 +22,10 @@ from .batch_sizes import BatchSizes
 from .broadcasts import broadcast_copies
 from .compressions import Compressions
 from .gradient_averaging import GradientAveraging
+from .initial_values import broadcast_changed, broadcast_initial
 from .kvstore import CompressingKVStore
 from .momentum import momentum_of
-from .parameters import Parameters, broadcast_initial, in_order_of_backward
+from .parameters import Parameters, in_order_of_backward
 from .saved_trainer import SavedTrainer
 from .trainer_arguments import as_optimizer, require_positive, require_update_on_workers
 
@@ -173,6 +174,7 @@ class DistributedTrainer(SavedTrainer):
         if writes_trace:
             trace.writable(str(exchange.local_rank))
         broadcast_initial(self._params, self._broadcast)
+        self._is_first_step = True
         self._trace = trace.Trace(str(exchange.local_rank)) if writes_trace else None
 
     # Broadcast and cluster changes
@@ -187,6 +189,13 @@ class DistributedTrainer(SavedTrainer):
             return
         if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):
             broadcast_initial(self._params, self._broadcast)
+
+    def _start_equal(self) -> None:
+        """In the first step, broadcast parameters that were changed after the constructor."""
+        if self._is_first_step:
+            self._is_first_step = False
+            if self._averaging.described is None or not self._averaging.steps:
+                broadcast_changed(self._averaging.exchange, self._params, self._broadcast)
 
     # A step
 
@@ -221,6 +230,7 @@ class DistributedTrainer(SavedTrainer):
         if not ignore_stale_grad:
             freshness.require_fresh(self._params)
         self._follow_cluster()
+        self._start_equal()
         scale, scaler = self._scale / batch_size, self._amp_loss_scaler
         self._averaging.step(self._optimizer, scale, ignore_stale_grad, scaler, self._apply)
         self._divided_by_loss_scale(scaler)
@@ -257,6 +267,7 @@ class DistributedTrainer(SavedTrainer):
         if batch_size is not None:
             require_positive("batch_size", batch_size)
         self._follow_cluster()
+        self._start_equal()
         scale, scaler = self._scale / (batch_size or 1), self._amp_loss_scaler
         self._averaging.average(self._optimizer, scale, ignore_stale_grad, scaler)
         self._divided_by_loss_scale(scaler)
