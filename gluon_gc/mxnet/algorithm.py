@@ -188,8 +188,10 @@ class AlgorithmAveraging(Averaging):
         overflows = scaler is not None and scaler.check(list(self._averaged.values()), ())
         if overflows:
             freshness.use_up(self._params)
-        self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
-        spread(self._averaged.values())
+        try:
+            self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
+        finally:  # if an average has failed, the parameters have changed, too
+            spread(self._averaged.values())
 
     def _step_of_all(
         self,
@@ -216,11 +218,13 @@ class AlgorithmAveraging(Averaging):
             gradients[0] *= scale
         needs_adam = self._algorithm.needs_adam
         adam = WrappedAdam(self._updaters, self._averaged) if needs_adam else None
-        self._driver.step(lambda: self._update_with_averages(update), adam)
-        freshness.use_up(params)
-        spread(params)
-        if adam is not None:
-            adam.spread()
+        try:
+            self._driver.step(lambda: self._update_with_averages(update), adam)
+        finally:  # if an average has failed, the parameters have changed, too
+            freshness.use_up(params)
+            spread(params)
+            if adam is not None:
+                adam.spread()
 
     def _is_left_out(
         self, params: Sequence[Parameter], scaler: Optional[AgreedLossScaler], about: Facts
