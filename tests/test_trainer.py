@@ -327,6 +327,21 @@ def test_two_trainers_may_share_parameters_that_are_not_initialized_yet():
     assert net(mx.nd.ones((2, 4))).shape == (2, 3)
 
 
+def test_a_network_that_is_not_initialized_yet_can_be_copied(monkeypatch):
+    net = mx.gluon.nn.Dense(3)
+    net.initialize()
+    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", kvstore="local")
+    broadcast = []
+    monkeypatch.setattr(
+        trainer._averaging.exchange, "broadcast", lambda *args: broadcast.append(args)
+    )
+    other = copy.deepcopy(net)
+    assert other(mx.nd.ones((2, 4))).shape == (2, 3)
+    assert net.weight._data is None and not broadcast
+    assert net(mx.nd.ones((2, 5))).shape == (2, 3)
+    assert len(broadcast) == 1 and other.weight.shape == (3, 4)
+
+
 def test_a_distributed_optimizer_is_unwrapped_since_the_trainer_averages_already():
     param = Parameter("p", shape=(3,))
     param.initialize(mx.init.Zero())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any, Callable, Sequence
 
 from mxnet.gluon import Parameter
@@ -23,14 +24,16 @@ def broadcast_initial(params: Sequence[Parameter], broadcast: Broadcast) -> None
 
 
 def _broadcast_when_initialized(param: Parameter, broadcast: Broadcast) -> None:
-    initialize = param._init_impl
+    """Broadcast a deferred parameter once. A deep copy of the parameter is not broadcast."""
+    initialize = param._init_impl.__func__
 
-    def initialize_and_broadcast(*args: Any, **kwargs: Any) -> None:
-        param.__dict__.pop("_init_impl", None)  # only once: restores the class's method
-        initialize(*args, **kwargs)
-        broadcast([param])
+    def initialize_and_broadcast(self: Parameter, *args: Any) -> None:
+        self.__dict__.pop("_init_impl", None)  # restores the class's method
+        initialize(self, *args)
+        if self is param:
+            broadcast([param])
 
-    param._init_impl = initialize_and_broadcast
+    param._init_impl = MethodType(initialize_and_broadcast, param)
 
 
 def broadcast_changed(
