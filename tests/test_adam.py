@@ -216,6 +216,38 @@ def test_a_learning_rate_of_zero_keeps_everything_finite(monkeypatch):
         assert np.isfinite(worker.m[name]).all()
 
 
+def test_zero_one_adam_restarts_from_the_anchor_after_a_round_that_fails():
+    class Failing(AdamWorker):
+        fails = False
+
+        def start(self, request):
+            averages = super().start(request)
+            return self.fail if self.fails else averages
+
+        def fail(self):
+            raise RuntimeError("a NaN")
+
+    worker = Failing(0, 1)
+    worker.meet = dict
+    driver = Driver(algorithms.parse({"name": "zero_one_adam", "var_freeze_step": 2}), worker)
+    for step in range(5):
+        worker.draw(step)
+        driver.step(worker.update, worker)
+    before = {name: x.copy() for name, x in worker.values.items()}
+    worker.draw(5)
+    worker.grads["w"][1], worker.fails = np.nan, True
+    with pytest.raises(RuntimeError, match="a NaN"):
+        driver.step(worker.update, worker)
+    for name, x in worker.values.items():
+        np.testing.assert_array_equal(x, before[name])
+        assert not worker.m[name].any() and not driver.state["sum"][name].any()
+        assert driver.state["rate"][name] == 0 and driver.state["keep"][name] == 1
+    worker.draw(6)
+    worker.fails = False
+    driver.step(worker.update, worker)
+    assert all(np.isfinite(x).all() and (x != before[n]).any() for n, x in worker.values.items())
+
+
 def test_the_length_of_the_warm_up_must_be_given():
     with pytest.raises(KeyError, match=r"\['freeze_step'\] is missing; onebit_adam needs it"):
         algorithms.parse("onebit_adam")

@@ -248,10 +248,8 @@ def test_what_does_not_fit_is_refused_by_name():
 def test_what_is_not_finite_is_an_error_that_names_the_vector():
     params, trainer = trained(0, ONEBIT, algorithm={**LOCAL, "every": 1})
     backward(params, [np.full(shape, np.nan, np.float32) for shape in SHAPES])
-    trainer.step(1)
     with pytest.raises(mx.MXNetError, match="the difference of p. has a NaN or an infinity"):
-        params[0].data().asnumpy()
-        params[1].data().asnumpy()
+        trainer.step(1)
 
 
 def test_a_step_that_amp_skips_is_a_step_of_the_algorithm():

@@ -155,6 +155,47 @@ def test_an_error_that_was_seen_does_not_come_back():
     np.testing.assert_array_equal(params[0].data().asnumpy(), np.zeros(N))
 
 
+@pytest.mark.parametrize("compression", [None, ONEBIT], ids=["uncompressed", "onebit"])
+@pytest.mark.parametrize("bad", [1, 3])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "onebit_adam", "freeze_step": 3},
+        {"name": "zero_one_adam", "var_freeze_step": 2},
+        {"name": "local_steps", "every": 2},
+        {"name": "local_steps", "every": 2, "overlap": 1},
+    ],
+    ids=["onebit_adam", "zero_one_adam", "local_steps", "overlap"],
+)
+def test_training_with_an_algorithm_goes_on_after_an_error(algorithm, bad, compression):
+    optimizer = "adam" if "adam" in algorithm["name"] else "sgd"
+    params, trainer = make(
+        [(N,), (3, 5)],
+        {"learning_rate": 0.01},
+        compression,
+        contexts=2,
+        optimizer=optimizer,
+        algorithm=algorithm,
+    )
+    failed, weights = [], []
+    for step in range(12):
+        values = [*gradient(0), np.ones((3, 5), np.float32)]
+        values[0][7] = np.nan if step == bad else 1
+        backward(params, values)
+        try:
+            trainer.step(1)
+            for param in params:
+                param.data().wait_to_read()
+        except mx.MXNetError:
+            failed.append(step)
+        copies = [params[0].data(mx.cpu(context)).asnumpy() for context in range(2)]
+        np.testing.assert_array_equal(*copies)
+        weights.append(copies[0])
+    assert len(failed) == 1 and bad <= failed[0] <= bad + 2
+    assert np.isfinite(weights[failed[0]]).all() and np.isfinite(weights[-1]).all()
+    assert (weights[-1] != weights[failed[0]]).any()
+
+
 def test_skipping_counts_uncompressed_gradients_too():
     params, trainer = trained(None, "skip")
     backward(params, gradient(0, np.nan))

@@ -99,6 +99,20 @@ def test_what_is_not_finite_is_told_of(bad, compressor):
         step(net, trainer, [5, 6])
 
 
+@pytest.mark.parametrize("on_nonfinite", ["skip", "propagate"])
+@pytest.mark.parametrize("compressor", [None, "onebit", "bytegrad"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_skipped_or_propagated(bad, compressor, on_nonfinite):
+    compression_params = {"compressor": compressor}
+    net, trainer = embedding(True, compression_params=compression_params, on_nonfinite=on_nonfinite)
+    net.weight.data()[5, 0] = bad
+    weight = step(net, trainer, [5, 6])
+    assert (weight[6] == 1).all() == (on_nonfinite == "skip")
+    np.testing.assert_array_equal(weight[7], np.ones(WIDTH))
+    after = step(net, trainer, [7])[7]
+    assert np.isfinite(after).all() and (after != 1).all()
+
+
 def test_a_gradient_without_rows_changes_nothing():
     net, trainer = embedding(True)
     net.weight.list_grad()[0][:] = mx.nd.sparse.zeros("row_sparse", (ROWS, WIDTH))

@@ -154,6 +154,46 @@ def test_gradients_can_be_clipped_between_allreduce_and_update():
     np.testing.assert_allclose(params[0].data().asnumpy(), np.full(100, 1 - 0.5), rtol=1e-5)
 
 
+def summed(trainer, params, batch_size, *given):
+    """Make a step in separate calls, where each sample has the same gradient."""
+    backward(params, [batch_size * np.linspace(1, 3, 100, dtype=np.float32)])
+    trainer.allreduce_grads(*given)
+    trainer.update(batch_size)
+
+
+@pytest.mark.parametrize("params", [ONEBIT, NESTEROV], ids=["feedback", "momentum"])
+def test_separate_calls_with_a_batch_size_are_a_step(params, logged):
+    optimizer = {"learning_rate": 0.5, "momentum": 0.9}
+    (one,), apart = make([(100,)], optimizer, params, max_grad_norm=2.0)
+    (other,), together = make([(100,)], optimizer, params, max_grad_norm=2.0)
+    for batch_size in (8, 8, 2, 8):
+        summed(apart, [one], batch_size, batch_size)
+        backward([other], [batch_size * np.linspace(1, 3, 100, dtype=np.float32)])
+        together.step(batch_size)
+        np.testing.assert_array_equal(one.data().asnumpy(), other.data().asnumpy())
+    assert "the batch size of update()" not in logged.text
+    backward([one], [np.ones(100, np.float32)])
+    apart.allreduce_grads(4)
+    with pytest.raises(ValueError, match="batch_size must be 4 as in allreduce_grads, got 5"):
+        apart.update(5)
+
+
+@pytest.mark.parametrize(
+    "params, warnings",
+    [(ONEBIT, 1), ({"compressor": "onebit", "momentum": "nesterov"}, 1), (None, 0)],
+)
+def test_a_batch_size_that_changes_after_compression_is_warned_of_once(params, warnings, logged):
+    optimizer = {"learning_rate": 0.5, "momentum": 0.9}
+    weights, trainer = make([(100,)], optimizer, params)
+    summed(trainer, weights, 8)
+    summed(trainer, weights, 8)
+    assert "the batch size of update()" not in logged.text
+    for batch_size in (2, 8, 2):
+        summed(trainer, weights, batch_size)
+    said = [line for line in logged.messages if "the batch size of update() has changed" in line]
+    assert len(said) == warnings and all("changed to 2, but" in line for line in said)
+
+
 def test_grad_req_add_sends_what_was_accumulated():
     params, trainer = make(
         [(10,)], {"learning_rate": 1.0}, {"compressor": "onebit", "scaling": True}, grad_req="add"
@@ -287,6 +327,21 @@ def test_two_trainers_may_share_parameters_that_are_not_initialized_yet():
     for _ in range(2):
         bps.DistributedTrainer(net.collect_params(), "sgd", kvstore="local")
     assert net(mx.nd.ones((2, 4))).shape == (2, 3)
+
+
+def test_a_network_that_is_not_initialized_yet_can_be_copied(monkeypatch):
+    net = mx.gluon.nn.Dense(3)
+    net.initialize()
+    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", kvstore="local")
+    broadcast = []
+    monkeypatch.setattr(
+        trainer._averaging.exchange, "broadcast", lambda *args: broadcast.append(args)
+    )
+    other = copy.deepcopy(net)
+    assert other(mx.nd.ones((2, 4))).shape == (2, 3)
+    assert net.weight._data is None and not broadcast
+    assert net(mx.nd.ones((2, 5))).shape == (2, 3)
+    assert len(broadcast) == 1 and other.weight.shape == (3, 4)
 
 
 def test_a_distributed_optimizer_is_unwrapped_since_the_trainer_averages_already():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Iterable, Protocol
 
 import numpy as np
 
@@ -32,6 +32,9 @@ class Framework(Protocol):
     def multiply(self, a: Array, b: Array) -> Array:
         """The product of two matrices."""
 
+    def wait(self, arrays: Iterable[Array]) -> None:
+        """Wait until arrays are computed, and raise the error of an average that failed."""
+
 
 class NumPy:
     """The `Framework` of NumPy arrays."""
@@ -49,3 +52,6 @@ class NumPy:
 
     def multiply(self, a: Array, b: Array) -> Array:
         return a @ b
+
+    def wait(self, arrays: Iterable[Array]) -> None:
+        return

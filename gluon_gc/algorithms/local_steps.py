@@ -38,6 +38,8 @@ class LocalSteps(Algorithm):
     averaged every H steps, and the groups take turns every H/P steps. With an overlap of tau, D_i
     is sent in one step, and D is applied tau steps later, while training goes on.
 
+    If an average fails because of a NaN or infinity, all x_i restart from the anchor.
+
     References
     ----------
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
@@ -124,7 +126,11 @@ class LocalSteps(Algorithm):
         for (kind, names), is_due in zip(fragments.items(), due):
             if is_due:
                 differences = {name: state["anchor"][name] - at.parameters[name] for name in names}
-                mean = yield Round(kind, differences, self.overlap)
+                try:
+                    mean = yield Round(kind, differences, self.overlap)
+                except Exception:
+                    _restart(names, at, state)
+                    raise
                 self._outer_step(mean, at, state)
 
     def _fragments(self, shapes: Shapes) -> Dict[str, List[str]]:
@@ -139,6 +145,11 @@ class LocalSteps(Algorithm):
 
     def _outer_step(self, mean: Arrays, at: Step, state: Mapping[str, Dict[str, Array]]) -> None:
         """Change anchors, momentum and parameters by the mean differences."""
+        try:
+            at.framework.wait(mean.values())
+        except Exception:
+            _restart(mean, at, state)
+            raise
         anchors, velocities = state["anchor"], state["outer_momentum"]
         for name, difference in mean.items():
             lr, mu, nesterov = self._outer_options(name)
@@ -153,3 +164,9 @@ class LocalSteps(Algorithm):
         """The values of `_OUTER` for a parameter."""
         own = first_match(name, self.overrides or {}, {})
         return [own.get(option, getattr(self, option)) for option in _OUTER]
+
+
+def _restart(names: Iterable[str], at: Step, state: Mapping[str, Dict[str, Array]]) -> None:
+    """Set these parameters to their anchors."""
+    for name in names:
+        at.parameters[name][:] = state["anchor"][name]

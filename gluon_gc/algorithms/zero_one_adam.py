@@ -45,6 +45,9 @@ class ZeroOneAdam(Algorithm):
     and s start from 0, and K from 1. Until `var_freeze_step` there is an average in each step. The
     interval then doubles every `local_step_scaler` steps, up to `local_step_clipper`.
 
+    If the average of the u_i fails because of a NaN or infinity, x_i restarts from the anchor, and
+    m_i, u_i, s and K as after an average of zeros.
+
     References
     ----------
     Lu et al., "Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam", 2022.
@@ -95,13 +98,19 @@ class ZeroOneAdam(Algorithm):
         frozen = at.number - variance_steps
         if is_one:
             mean = yield Round("gradient", at.gradients)
+            at.framework.wait(mean.values())
             for name, gradient in at.gradients.items():
                 gradient[:] = mean[name]
             _variance_step(at, state["anchor"], frozen)
             return
         _local_step(at, state, frozen)
         if self._is_average_due(at.number):
-            mean = yield Round("sum", state["sum"])
+            try:
+                mean = yield Round("sum", state["sum"])
+                at.framework.wait(mean.values())
+            except Exception:
+                _restart(at, state)
+                raise
             _apply(mean, at, state, frozen)
 
     def _variance_steps(self, number: int) -> Tuple[int, bool]:
@@ -166,3 +175,14 @@ def _apply(mean: Arrays, at: Step, state: Mapping[str, Dict[str, Array]], frozen
         state["sum"][name] = 0.0 * average
         state["rate"][name] = 0.0 * rate
         state["keep"][name] = 0.0 * keep + 1.0
+
+
+def _restart(at: Step, state: Mapping[str, Dict[str, Array]]) -> None:
+    """Leave out the steps since the last average."""
+    for name, x in at.parameters.items():
+        m, _ = at.adam.moments(name)
+        x[:] = state["anchor"][name]
+        m[:] = 0.0
+        state["sum"][name][:] = 0.0
+        state["rate"][name][:] = 0.0
+        state["keep"][name][:] = 1.0

@@ -15,7 +15,6 @@ from .. import plan
 from ..agreement import Facts
 from ..algorithms import Algorithm, Round
 from ..algorithms.driver import Driver, is_declared, undeclared
-from ..algorithms.requirements import first_values
 from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
@@ -106,9 +105,6 @@ class AlgorithmAveraging(Averaging):
         self._averaged.clear()
         self._averaged.update((i, self._params[i]) for i in indices[::-1])
         require_dense_floats(self._algorithm.name, self._averaged.values())
-        if call == "step" and not self._begun:
-            arrays = ((name, array.asnumpy()) for name, array in self.parameters().items())
-            facts += first_values(self._algorithm, arrays)
         self._driver.begin()
         self._declare(call, facts)
         self._begun = self._declared = True
@@ -193,8 +189,10 @@ class AlgorithmAveraging(Averaging):
         overflows = scaler is not None and scaler.check(list(self._averaged.values()), ())
         if overflows:
             freshness.use_up(self._params)
-        self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
-        spread(self._averaged.values())
+        try:
+            self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
+        finally:  # if an average has failed, the parameters have changed, too
+            spread(self._averaged.values())
 
     def _step_of_all(
         self,
@@ -221,11 +219,13 @@ class AlgorithmAveraging(Averaging):
             gradients[0] *= scale
         needs_adam = self._algorithm.needs_adam
         adam = WrappedAdam(self._updaters, self._averaged) if needs_adam else None
-        self._driver.step(lambda: self._update_with_averages(update), adam)
-        freshness.use_up(params)
-        spread(params)
-        if adam is not None:
-            adam.spread()
+        try:
+            self._driver.step(lambda: self._update_with_averages(update), adam)
+        finally:  # if an average has failed, the parameters have changed, too
+            freshness.use_up(params)
+            spread(params)
+            if adam is not None:
+                adam.spread()
 
     def _is_left_out(
         self, params: Sequence[Parameter], scaler: Optional[AgreedLossScaler], about: Facts

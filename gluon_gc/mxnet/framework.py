@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Iterable
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import _LIB, check_call
+from mxnet.base import _LIB, MXNetError, check_call
 from mxnet.ndarray import NDArray
 
 from .. import env
@@ -46,3 +47,17 @@ class MXNet:
     def multiply(self, a: NDArray, b: NDArray) -> NDArray:
         """The product of two matrices."""
         return mx.nd.dot(a, b)
+
+    def wait(self, arrays: Iterable[NDArray]) -> None:
+        """Wait until arrays are computed, and raise the first error.
+
+        MXNet's engine forgets an error when it raises it, so this waits for all arrays.
+        """
+        errors = []
+        for array in arrays:
+            try:
+                array.wait_to_read()
+            except MXNetError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -32,7 +32,7 @@ class HookedTrainer(Trainer):
         self._kv_initialized = True
 
     def _init_params(self) -> None:
-        """Do nothing, because the constructor has broadcast the parameters."""
+        """Do nothing, because DistributedTrainer broadcasts the parameters."""
         self._params_to_init = []
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:

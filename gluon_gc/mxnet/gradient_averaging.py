@@ -59,6 +59,7 @@ class GradientAveraging(Averaging):
         self._unused = False  # whether no update has used the averages yet
         self._updated = False  # whether there was an update
         self._warned = False  # whether `_warn_of_unused` has warned
+        self._warned_of_batch_size = False
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
         self.exchange = exchange
@@ -212,16 +213,37 @@ class GradientAveraging(Averaging):
 
     def _warn_of_unused(self, indices: Sequence[int]) -> None:
         """Warn if residuals or momentum contain a gradient that no update has used."""
-        tensors, least = [self.tensors[i, ""] for i in indices], _minimum()
-        kept = [t.index for t in tensors if t.params.keeps_state and travels_compressed(t, least)]
-        if kept:
+        name = self._with_state(indices)
+        if name is not None:
             self._warned = True
             logger.warning(
                 "allreduce_grads() was called twice without update(): the residual or momentum of "
                 "%s contains a gradient that no update has used. Decide before allreduce_grads() "
                 "whether to leave a step out, or pass on_nonfinite='skip' to the trainer",
-                self._params[kept[0]].name,
+                name,
             )
+
+    def warn_of_batch_size(self, batch_size: float) -> None:
+        """Warn once if residuals or momentum belong to sums over batches of another size."""
+        name = self._with_state([i for i, _ in self.tensors])
+        if name is not None and not self._warned_of_batch_size:
+            self._warned_of_batch_size = True
+            logger.warning(
+                "the batch size of update() has changed to %s, but the residual or momentum of %s "
+                "belongs to sums over batches of another size: pass batch_size to "
+                "allreduce_grads(), too",
+                batch_size,
+                name,
+            )
+
+    def _with_state(self, indices: Sequence[int]) -> Optional[str]:
+        """The name of the first of these parameters with a residual or momentum, if any."""
+        for i in indices:
+            tensor = self.tensors[i, ""]
+            compressed = travels_compressed(tensor, _minimum())
+            if i in self._momentum_after or (tensor.params.keeps_state and compressed):
+                return self._params[i].name
+        return None
 
     def _found_nonfinite(self) -> bool:
         """Whether this step's averages are not finite: the same on all workers; waits for them."""

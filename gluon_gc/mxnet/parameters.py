@@ -1,8 +1,8 @@
-"""The parameters of a trainer: their gradients, their order, and their initial broadcast."""
+"""The parameters of a trainer: their gradients, their order, and their copies on contexts."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, List, Mapping, Sequence, Union
+from typing import Iterable, List, Mapping, Sequence, Union
 
 import numpy as np
 from mxnet.gluon import Parameter, ParameterDict
@@ -13,7 +13,6 @@ from ..plan import Tensor, params_for_dimensions
 from .gradient import legacy, params_for
 
 Parameters = Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
-Broadcast = Callable[[Sequence[Parameter]], None]
 
 
 def in_order_of_backward(params: Sequence[Parameter], given: Parameters) -> List[int]:
@@ -77,22 +76,3 @@ def spread(params: Iterable[Parameter]) -> None:
         first, *others = legacy(param.list_data())
         for other in others:
             first.copyto(other)
-
-
-def broadcast_initial(params: Sequence[Parameter], broadcast: Broadcast) -> None:
-    """Broadcast initialized parameters now, and deferred ones when they are initialized."""
-    broadcast([param for param in params if param._deferred_init == () and param._data is not None])
-    for param in params:
-        if param._deferred_init:
-            _broadcast_when_initialized(param, broadcast)
-
-
-def _broadcast_when_initialized(param: Parameter, broadcast: Broadcast) -> None:
-    initialize = param._init_impl
-
-    def initialize_and_broadcast(*args: Any, **kwargs: Any) -> None:
-        param.__dict__.pop("_init_impl", None)  # only once: restores the class's method
-        initialize(*args, **kwargs)
-        broadcast([param])
-
-    param._init_impl = initialize_and_broadcast

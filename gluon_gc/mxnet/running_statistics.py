@@ -43,7 +43,7 @@ def average_statistics(
     RuntimeError
         `init` was not called; or another worker has other statistics, or makes another call.
     """
-    statistics = [param for param in _parameters(net) if _is_statistic(param)]
+    statistics = [param for param in _parameters(net) if is_statistic(param)]
     exchange = default_exchange()
     arrays = [legacy(param.list_data()) for param in statistics]
     facts = [
@@ -73,7 +73,8 @@ def _parameters(net: object) -> List[Parameter]:
     return list(net)
 
 
-def _is_statistic(param: Parameter) -> bool:
+def is_statistic(param: Parameter) -> bool:
+    """Whether a parameter is a running statistic, which is initialized."""
     if isinstance(param, Constant) or param._data is None or np.dtype(param.dtype).kind != "f":
         return False
     fixed = param._differentiable or param.name.endswith(_FIXED)

@@ -18,12 +18,14 @@ from . import freshness, runtime, stats, summary, trace
 from .adam import require_adam
 from .algorithm import AlgorithmAveraging
 from .algorithm_arguments import checked
+from .batch_sizes import BatchSizes
 from .broadcasts import broadcast_copies
 from .compressions import Compressions
 from .gradient_averaging import GradientAveraging
+from .initial_values import broadcast_changed, broadcast_initial
 from .kvstore import CompressingKVStore
 from .momentum import momentum_of
-from .parameters import Parameters, broadcast_initial, in_order_of_backward
+from .parameters import Parameters, in_order_of_backward
 from .saved_trainer import SavedTrainer
 from .trainer_arguments import as_optimizer, require_positive, require_update_on_workers
 
@@ -86,8 +88,8 @@ class DistributedTrainer(SavedTrainer):
     max_grad_norm : float, optional
         Each worker clips its own gradient before momentum and compression: if the l2 norm over all
         parameters is larger than max_grad_norm, the gradient is scaled down to it. `step` clips the
-        average over the worker's batch. `allreduce_grads` clips the sum over the batch, so there
-        max_grad_norm must be larger by the factor batch_size.
+        average over the worker's batch. `allreduce_grads()` without a batch size clips the sum over
+        the batch, so there max_grad_norm must be larger by the factor batch_size.
     update_on_kvstore : None or False
         For compatibility with gluon.Trainer. The optimizer always runs on the workers.
     algorithm : None, str or dict, optional
@@ -167,10 +169,12 @@ class DistributedTrainer(SavedTrainer):
             else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         )
         self._averaging.when_prepared = self._log_summary
+        self._batch_sizes = BatchSizes()
         writes_trace = env.get("BYTEPS_TRACE_ON") and number == 0
         if writes_trace:
             trace.writable(str(exchange.local_rank))
         broadcast_initial(self._params, self._broadcast)
+        self._is_first_step = True
         self._trace = trace.Trace(str(exchange.local_rank)) if writes_trace else None
 
     # Broadcast and cluster changes
@@ -185,6 +189,13 @@ class DistributedTrainer(SavedTrainer):
             return
         if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):
             broadcast_initial(self._params, self._broadcast)
+
+    def _start_equal(self) -> None:
+        """In the first step, broadcast parameters that were changed after the constructor."""
+        if self._is_first_step:
+            self._is_first_step = False
+            if self._averaging.described is None or not self._averaging.steps:
+                broadcast_changed(self._averaging.exchange, self._params, self._broadcast)
 
     # A step
 
@@ -219,33 +230,48 @@ class DistributedTrainer(SavedTrainer):
         if not ignore_stale_grad:
             freshness.require_fresh(self._params)
         self._follow_cluster()
+        self._start_equal()
         scale, scaler = self._scale / batch_size, self._amp_loss_scaler
         self._averaging.step(self._optimizer, scale, ignore_stale_grad, scaler, self._apply)
         self._divided_by_loss_scale(scaler)
+        self._batch_sizes.divided(batch_size)
         self._end_step()
 
-    def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
-        """Average the gradients over all workers, without dividing them by the batch size.
+    def allreduce_grads(
+        self, batch_size: Optional[int] = None, ignore_stale_grad: bool = False
+    ) -> None:
+        """Average the gradients over all workers.
 
-        Call `update` afterwards: it divides the gradients and updates the parameters. Between the
-        two calls, the script may read or change the gradients, for example clip them.
+        Call `update` afterwards, which updates the parameters. Between the two calls, the script
+        may read or change the gradients, for example clip them.
 
         Parameters
         ----------
+        batch_size : int, optional
+            The number of samples in this worker's batch. The gradients are divided by it before
+            momentum and compression, as in `step`. If None, `update` divides the averages instead.
+            Residuals and momentum then belong to sums over a batch, so all batches must have the
+            same size.
         ignore_stale_grad : bool
             If True, a stale gradient counts as zeros, as in `step`. If False, it is averaged like a
             fresh one.
 
         Raises
         ------
+        ValueError, TypeError
+            batch_size is not a positive number. Nothing was sent.
         RuntimeError
             The trainer has an algorithm: call `step` instead.
         """
         self._averaging.require_every_step("allreduce_grads")
+        if batch_size is not None:
+            require_positive("batch_size", batch_size)
         self._follow_cluster()
-        scaler = self._amp_loss_scaler
-        self._averaging.average(self._optimizer, self._scale, ignore_stale_grad, scaler)
+        self._start_equal()
+        scale, scaler = self._scale / (batch_size or 1), self._amp_loss_scaler
+        self._averaging.average(self._optimizer, scale, ignore_stale_grad, scaler)
         self._divided_by_loss_scale(scaler)
+        self._batch_sizes.divided(batch_size)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from the gradients that `allreduce_grads` has averaged.
@@ -253,15 +279,17 @@ class DistributedTrainer(SavedTrainer):
         Parameters
         ----------
         batch_size : int
-            The number of samples in this worker's batch. The gradients are divided by it.
+            The number of samples in this worker's batch. The gradients are divided by it, unless
+            `allreduce_grads` has done that.
         ignore_stale_grad : bool
             As in `step`. Pass the same value to `allreduce_grads`.
 
         Raises
         ------
         ValueError, TypeError
-            batch_size is not a positive number; or ignore_stale_grad is True here, but was False in
-            `allreduce_grads`, which has averaged a stale gradient.
+            batch_size is not a positive number, or another one than in `allreduce_grads`; or
+            ignore_stale_grad is True here, but was False in `allreduce_grads`, which has averaged a
+            stale gradient.
         UserWarning
             A gradient is stale, and ignore_stale_grad is False.
         RuntimeError
@@ -271,7 +299,10 @@ class DistributedTrainer(SavedTrainer):
         require_positive("batch_size", batch_size)
         if ignore_stale_grad:
             self._averaging.require_averaged_fresh()
-        self._averaging.apply(self._apply, 1.0 / batch_size, ignore_stale_grad)
+        divisor = self._batch_sizes.divisor(batch_size)
+        if self._batch_sizes.changed(divisor):
+            self._averaging.warn_of_batch_size(batch_size)
+        self._averaging.apply(self._apply, 1.0 / divisor, ignore_stale_grad)
         self._end_step()
 
     def set_epoch(self, epoch: int) -> None:

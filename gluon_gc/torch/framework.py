@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Iterable
+
 import numpy as np
 import torch
 
@@ -31,3 +33,6 @@ class PyTorch:
     def multiply(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Return the product of two matrices."""
         return a @ b
+
+    def wait(self, arrays: Iterable[torch.Tensor]) -> None:
+        """Return at once: a failed average has raised its error before."""

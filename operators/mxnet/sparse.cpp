@@ -130,7 +130,7 @@ MXReturnValue received(const Map& map, Tensors* inputs, Tensors*, const OpResour
     m.decompressed(started, rows.traffic(ids.size()));
     if (finite || !a.flag("checked")) return;
     m.nonfinite += 1;
-    require(!a.has("refused"), m.refusal(a.text("refused")));
+    if (a.has("refused")) throw std::invalid_argument(m.refusal(a.text("refused")));
   });
 }
 

@@ -236,7 +236,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors*, const OpReso
     m.decompressed(started, a.has("row_words") ? layout.traffic(rows_in(*inputs, a.size("arrays"))) : used);
     if (finite) return;
     m.nonfinite += 1;
-    require(!a.has("refused"), m.refusal(a.text("refused")));
+    if (a.has("refused")) throw std::invalid_argument(m.refusal(a.text("refused")));
   });
 }
 

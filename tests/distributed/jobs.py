@@ -693,6 +693,37 @@ def broadcast(arguments):
     }
 
 
+def changed(arguments):
+    """Change parameters after the trainer is made, on all workers or only on the root, worker 1.
+
+    Returns all copies of the parameters after one step, or after `allreduce_grads`.
+    """
+    rank, contexts = bps.rank(), [mx.cpu(0), mx.cpu(1)]
+    dense, norm = mx.gluon.nn.Dense(4, in_units=3), mx.gluon.nn.BatchNorm(in_channels=4)
+    net = mx.gluon.nn.HybridSequential()
+    net.add(dense, norm)
+    net.initialize(ctx=contexts)
+    dense.bias.grad_req = "null"
+    algorithm, params = arguments["algorithm"], net.collect_params()
+    trainer = bps.DistributedTrainer(params, "sgd", root_rank=1, algorithm=algorithm)
+    if arguments["on_all"]:
+        mx.random.seed(rank)
+        net.initialize(mx.init.Normal(1.0), ctx=contexts, force_reinit=True)
+    elif rank == 1:
+        dense.weight.set_data(mx.nd.full((4, 3), 7.0))
+        dense.bias.set_data(mx.nd.full(4, 5.0))
+    with mx.autograd.record():
+        losses = [net(mx.nd.array(np.eye(3) + rank, ctx=context)).sum() for context in contexts]
+    mx.autograd.backward(losses)
+    getattr(trainer, arguments["call"])(2)
+    kept = {"weight": dense.weight, "bias": dense.bias, "running_mean": norm.running_mean}
+    return {
+        f"{name}{i}": array.asnumpy()
+        for name, param in kept.items()
+        for i, array in enumerate(param.list_data())
+    }
+
+
 def frozen(arguments):
     """Train two parameters, and freeze the second one before the last step."""
     shapes = [(40,), (7,)]
@@ -977,7 +1008,6 @@ def disagreements(arguments):
         loss_scaler=False,
         of_last=None,
         ignores=False,
-        of_last_value=None,
         **more,
     ):
         params = _parameters(shapes)
@@ -985,8 +1015,6 @@ def disagreements(arguments):
             setattr(params[-1], name, value)
         optimizer_params = {**sgd, **more.pop("optimizer_params", {})}
         trainer = bps.DistributedTrainer(params, optimizer, optimizer_params, **more)
-        if of_last_value is not None:
-            params[-1].set_data(mx.nd.full(shapes[-1], of_last_value))
         if loss_scaler:
             trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), 1.0
         _backward(params, [np.ones(shape, np.float32) for shape in shapes])
@@ -1015,7 +1043,6 @@ def disagreements(arguments):
         "AMP": {"loss_scaler": bool(odd)},
         "compressor": {"compression_params": {"compressor": "topk", "k": 1 + odd}},
         "algorithm": {"algorithm": [None, "local_steps"][odd]},
-        "values": {"algorithm": "local_steps", "of_last_value": 1.0 + odd},
         "every": {"algorithm": {"name": "local_steps", "every": 2 + odd}},
         "nothing more": {},
     }

@@ -51,6 +51,22 @@ def test_all_workers_start_from_the_parameters_of_the_root_rank(root_rank):
             assert result[name].tobytes() == array.tobytes(), name
 
 
+@pytest.mark.parametrize("on_all", [True, False])
+@pytest.mark.parametrize(
+    "algorithm, call",
+    [(None, "allreduce_grads"), (None, "step"), ({"name": "local_steps", "every": 1}, "step")],
+)
+def test_parameters_that_change_after_the_trainer_is_made_are_broadcast(algorithm, on_all, call):
+    arguments = {"algorithm": algorithm, "on_all": on_all, "call": call}
+    first, second = run("changed", arguments, workers=2)
+    for name in ("weight0", "weight1", "bias0", "bias1"):
+        np.testing.assert_array_equal(first[name], second[name])
+        np.testing.assert_array_equal(first[name], first[name[:-1] + "0"])
+    assert on_all or (first["bias0"] == 5).all()
+    assert on_all or call == "step" or (first["weight0"] == 7).all()
+    assert (first["running_mean0"] != second["running_mean0"]).any()
+
+
 def test_push_pull_sums_and_averages_every_dtype():
     for result in run("push_pull", workers=2, servers=2):
         for dtype in ("float32", "float64", "float16", "int32"):
