@@ -27,7 +27,7 @@ such as BYTEPS_PARTITION_BYTES, so all plans are equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -250,7 +250,8 @@ def _uncompressed_chunks(
 ) -> List[Chunk]:
     """The chunks of uncompressed tensors that are sent in the same dtype.
 
-    Small slices share a chunk of at most `SMALL_BYTES`, or `partition_bytes` if that is less.
+    Small slices share a chunk of at most `SMALL_BYTES`, or `partition_bytes` if that is less. If a
+    tensor shrinks on the wire, its neighbouring slices may share one: they become one slice.
     """
     itemsize = np.dtype(dtype).itemsize
     max_elements = min(partition_bytes, SMALL_BYTES) // itemsize
@@ -265,8 +266,10 @@ def _uncompressed_chunks(
             if elements + piece.size > max_elements:
                 shared, elements = [], 0
                 groups.append(shared)
-            shared.append(piece)
             elements += piece.size
+            if shared and shared[-1].tensor == piece.tensor:
+                piece = replace(shared.pop(), end=piece.end)
+            shared.append(piece)
     return [
         Chunk(tuple(group), dtype, None, itemsize * sum(piece.size for piece in group))
         for group in groups

@@ -31,6 +31,7 @@ def test_chunks_cover_every_element_once_and_are_no_larger_than_the_partition(
     for chunk in cut(given_tensors, most, least):
         assert chunk.size * sizes[chunk.dtype] <= max(most, 8) or len(chunk.slices) == 1
         assert chunk.params is None or len(chunk.slices) == 1
+        assert len({piece.tensor for piece in chunk.slices}) == len(chunk.slices)
         for piece in chunk.slices:
             covered[piece.tensor].append((piece.begin, piece.end))
     for tensor in given_tensors:
@@ -57,6 +58,11 @@ def test_large_uncompressed_tensors_travel_by_themselves():
     chunks = cut(tensors, 4096000, 0)
     travelling = [[piece.tensor for piece in chunk.slices] for chunk in chunks]
     assert travelling == [["t0", "t2", "t4"], ["t1"], ["t3"]]
+
+
+def test_neighbouring_slices_of_a_tensor_that_is_sent_as_float16_are_one_slice():
+    (chunk,) = cut([Tensor("t", 2000, "float32", CompressionParams(fp16=True))], 4000, 0)
+    assert [(piece.begin, piece.end) for piece in chunk.slices] == [(0, 2000)]
 
 
 def test_tensors_below_the_minimum_and_integers_are_not_compressed():

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from .. import integers
 from ..compression import CompressionParams
 from ..plan import Tensor
 from . import gathering, gpu, groups, staging
@@ -124,20 +125,28 @@ class SingleTensors:
             if tensor.is_sparse:
                 self._sum_sparse(handle)
             else:
+                add = _sum_integers if _is_whole(tensor.dtype) else _sum_dense
                 with gpu.queue(tensor.device, handle.ready):
-                    _sum_plain(handle, self._workers)
+                    add(handle, self._workers)
             handle.future.set_result(None)
         except (OverflowError, ValueError) as error:  # the same on all workers: they can continue
             handle.future.set_exception(error)
 
     def _sum_sparse(self, handle: Handle) -> None:
         tensor, name = handle.tensor, handle.name or ""
-        job = SparseJob(name, tensor, absent=False, stamp=SAME, done=lambda job, error: None)
+        whole = _is_whole(tensor.dtype)
+        values = _summands_of_sparse(tensor) if whole else tensor
+        average = handle.average and not whole
+        job = SparseJob(name, values, False, SAME, lambda job, error: None, average)
         transfer = SparseSum(name, self._groups)
         for stage in (transfer.send, transfer.answer, transfer.deliver):
             stage(job)
+        result = job.result
+        if whole:
+            totals = result.values().movedim(-1, 0).contiguous()
+            result = _sparse(result.indices(), _whole(totals, handle, self._workers), tensor.shape)
         with torch.no_grad():
-            tensor.copy_(job.result if handle.average else job.result * self._workers)
+            tensor.copy_(result.to(tensor.device))
 
     def _sum_compressed(self, handle: Handle) -> None:
         tensor, name = handle.tensor, handle.name
@@ -165,20 +174,41 @@ def _is_whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
 
 
-def _sum_plain(handle: Handle, workers: int) -> None:
-    """Sum a dense tensor. Integers are added in 64 bits, to avoid overflow on the way."""
+def _summands_of_sparse(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the `integers.summands` of a sparse tensor, in an additional last dimension."""
+    summands = integers.summands(tensor.detach()._values().cpu().numpy())
+    values = torch.from_numpy(np.stack(summands, axis=-1))
+    return _sparse(tensor._indices().cpu(), values, (*tensor.shape, len(summands)))
+
+
+def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+
+
+def _sum_dense(handle: Handle, workers: int) -> None:
+    """Sum a dense tensor of floats or complex numbers. 16-bit floats are added in float32."""
     values = staging.as_real(handle.tensor.data.resolve_conj())
-    whole = _is_whole(values.dtype)
-    total = values.to(torch.int64) if whole else values.contiguous()
+    total = values.to(staging.working_dtype(values.dtype)).contiguous()
     dist.all_reduce(total)
     if handle.average:
-        total = total.div_(workers, rounding_mode="trunc" if whole else None)
-    elif whole and total.numel():
-        limits = torch.iinfo(values.dtype)
-        least, most = total.min().item(), total.max().item()
-        if least < limits.min or most > limits.max:
-            raise OverflowError(
-                f"the sum of {handle.called} does not fit into {values.dtype}: it goes from "
-                f"{least} to {most}"
-            )
+        total /= workers
     staging.as_real(handle.tensor.data).copy_(total)
+
+
+def _sum_integers(handle: Handle, workers: int) -> None:
+    """Sum a dense tensor of integers exactly."""
+    tensor = handle.tensor.data
+    summands = integers.summands(tensor.cpu().reshape(-1).numpy())
+    totals = torch.from_numpy(np.stack(summands)).to(tensor.device)
+    dist.all_reduce(totals)
+    result = _whole(totals.cpu(), handle, workers)
+    tensor.copy_(result.view(tensor.shape))
+
+
+def _whole(totals: torch.Tensor, handle: Handle, workers: int) -> torch.Tensor:
+    """Return the sums or averages, as integers, given the sums of `integers.summands`."""
+    sums = list(totals.numpy())
+    dtype = staging.planned_dtype(handle.tensor.dtype)
+    if handle.average:
+        return torch.from_numpy(integers.average(sums, workers, dtype))
+    return torch.from_numpy(integers.total(sums, dtype, handle.called))

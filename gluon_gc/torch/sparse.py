@@ -20,7 +20,7 @@ from .transfer import heed
 
 
 class SparseJob(Job):
-    """A sparse tensor. `result` is its average over workers.
+    """A sparse tensor. `result` is its average or sum over workers.
 
     Parameters
     ----------
@@ -32,6 +32,7 @@ class SparseJob(Job):
     stamp : Stamp
     done : callable
         See `Job`.
+    average : bool
 
     Attributes
     ----------
@@ -46,13 +47,15 @@ class SparseJob(Job):
         absent: bool,
         stamp: Stamp,
         done: Callable[[Job, Optional[BaseException]], None],
+        average: bool = True,
     ) -> None:
         super().__init__(Staged({}), 1.0, {}, done, [name] if absent else [], stamp)
         self.name, self.values, self.result = name, values, values
+        self.average = average
 
 
 class SparseSum(Stages[SparseJob]):
-    """Averages the values of `SparseJob`s.
+    """Averages or sums the values of `SparseJob`s.
 
     Parameters
     ----------
@@ -114,10 +117,9 @@ class SparseSum(Stages[SparseJob]):
             self.meter.pulled_bytes += sum(rows.nbytes for rows in gathered)
             joined.append(torch.cat([rows[:n] for rows, n in zip(gathered, self._counts)]))
         indices, values = joined
-        average = values / self._workers
-        total = torch.sparse_coo_tensor(
-            indices.T, average, job.values.shape, check_invariants=False
-        )
+        if job.average:
+            values = values / self._workers
+        total = torch.sparse_coo_tensor(indices.T, values, job.values.shape, check_invariants=False)
         total = total.coalesce().to(job.values.dtype)
         if not total.values().isfinite().all():
             job.nonfinite.append(job.name)

@@ -734,11 +734,22 @@ def numbers_of_every_kind():
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         most = torch.iinfo(dtype).max
         full = torch.tensor([most, most - rank, 0], dtype=dtype)
-        if dtype != torch.int64:
-            assert torch.equal(push_pull(full), torch.tensor([most, most - 1, 0], dtype=dtype))
-            said = f"the sum of tensor 'full' does not fit into {dtype}"
-            raised(OverflowError, said, lambda x=full: push_pull(x, average=False, name="full"))
+        expected = torch.tensor([most, most - 1, 0], dtype=dtype)
+        sparse = torch.sparse_coo_tensor([[0, 1, 2]], full, (4,), check_invariants=False)
+        said = "the sum of tensor 'full' over all workers must be in"
+        for x in (full, sparse):
+            assert torch.equal(push_pull(x).to_dense()[:3], expected)
+            raised(OverflowError, said, lambda x=x: push_pull(x, average=False, name="full"))
         assert push_pull(torch.tensor(3, dtype=dtype), average=False).item() == 6
+        values = torch.tensor([3, most // 2, 2], dtype=dtype)
+        places = torch.tensor([[0, 2 + rank, 0], [1, 1, 0]])
+        sparse = torch.sparse_coo_tensor(places, values, (4, 2), check_invariants=False)
+        total = push_pull(sparse, average=False).to_dense()
+        assert total[:, 1].tolist() == [6, 0, most // 2, most // 2] and total[0, 0].item() == 4
+    values = torch.tensor([2**63 + 1 - 2 * rank, 1 - rank], dtype=torch.uint64)
+    assert push_pull(values).tolist() == [2**63, 0]
+    assert push_pull(torch.tensor([2**62 - 1]), average=False).item() == 2**63 - 2
+    assert push_pull(torch.tensor([40000.0], dtype=torch.float16)).item() == 40000
     for dtype in (torch.complex64, torch.complex128):
         values = torch.tensor([1 + 2j, rank * 1j], dtype=dtype)
         assert torch.equal(push_pull(values), torch.tensor([1 + 2j, 0.5j], dtype=dtype))
