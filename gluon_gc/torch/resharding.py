@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from ..checkpoint import States, fitting
 from ..checkpoint.cutting import Arrays
@@ -26,6 +26,14 @@ def check_workers(exchange: Exchange, workers: Sequence[States], several: bool) 
             f"the {NOUN} is of {len(workers)} workers, but {exchange.workers} are here: residuals "
             'of whole machines cannot be divided anew; use "hierarchical": False'
         )
+
+
+def has_layout_of_this_worker(exchange: Exchange, header: Mapping[str, Any]) -> bool:
+    """Return whether a saved worker's arrays must have the same layout as this worker's.
+
+    If machines sum first, the workers of a machine have arrays of different chunks.
+    """
+    return exchange.machines is None or header["rank"] == exchange.rank
 
 
 def warn(before: int, now: int) -> None:

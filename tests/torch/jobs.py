@@ -309,8 +309,46 @@ def several_machines():
         len(tensor) for own in arrays.values() for k, tensor in own.items() if "worker.res" in k
     )
     assert 0 < mine < flat(Net()).numel()
+    saved_by_all_workers()
     large_values(hierarchical=True)
     large_values(hierarchical=False)
+
+
+def saved_by_all_workers():
+    """The list of all workers' state_dicts restores the same residuals as each worker's own."""
+    net, sgd_of_net, ddp, state = wrapped(ONEBIT)
+    restored_from_list(state, lambda steps: train(net, sgd_of_net, ddp, steps))
+    net = Net()
+    params, algorithm = {"compressor": "onebit"}, {"name": "local_steps", "every": 2}
+    optimizer = bps.DistributedOptimizer(
+        sgd(net), net.named_parameters(), {**params, "ef": "vanilla"}, algorithm=algorithm
+    )
+    local_steps = optimizer.compression_state
+    restored_from_list(local_steps, lambda steps: train(net, optimizer, net, steps))
+
+
+def restored_from_list(state, train_for):
+    """Train, load the list of all workers' earlier state_dicts, and compare this worker's."""
+
+    def residuals(saved):
+        kinds = saved["residuals"] if "residuals" in saved else {"gradient": saved["arrays"]}
+        return {
+            (name, key): array
+            for tensors in kinds.values()
+            for name, arrays in tensors.items()
+            for key, array in arrays.items()
+        }
+
+    train_for(range(2))
+    own = copy.deepcopy(state.state_dict())
+    saved = [None] * dist.get_world_size()
+    dist.all_gather_object(saved, own)
+    train_for(range(2, 4))
+    state.load_state_dict(saved)
+    before, after = residuals(own), residuals(state.state_dict())
+    assert before.keys() == after.keys() and any(array.any() for array in before.values())
+    assert all(torch.equal(array, after[place]) for place, array in before.items())
+    state.close()
 
 
 def large_values(hierarchical=True):
