@@ -33,6 +33,7 @@ OF_OTHERS = {
     "torch/fsdp.py": {"_fsdp_param_group", "_get_fsdp_state"},
     "torch/gates.py": {"_parameters"},
     "torch/rendezvous.py": {"_get_default_store"},
+    "torch/single_tensors.py": {"_indices", "_values"},
 }
 """The private attributes of MXNet, PyTorch and Python that each file needs."""
 
