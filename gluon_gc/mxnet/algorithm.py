@@ -21,7 +21,7 @@ from ..checkpoint.cutting import Arrays
 from ..plan import Tensor
 from . import freshness
 from .adam import WrappedAdam, require_adam
-from .algorithm_arguments import require_dense_floats, require_names
+from .algorithm_arguments import require_parameters
 from .algorithm_states import AlgorithmStates
 from .amp import AgreedLossScaler, nonfinite_gradients
 from .automatic import decided, of_root, saved_compressions
@@ -60,8 +60,7 @@ class AlgorithmAveraging(Averaging):
         self, algorithm: Algorithm, every_given: bool, updaters: Sequence[Updater], **common: Any
     ) -> None:
         super().__init__(**common)
-        require_dense_floats(algorithm.name, self._params)
-        require_names(algorithm.name, self._params)
+        require_parameters(algorithm.name, self._params)
         self._updaters = updaters
         requested = {i: self._compressions.of(i) for i in self._last_first}
         self._automatic = AutomaticLocalSteps(algorithm, requested, every_given, mx.nd.waitall)
@@ -104,7 +103,7 @@ class AlgorithmAveraging(Averaging):
         facts += self._facts(optimizer, indices, indices)
         self._averaged.clear()
         self._averaged.update((i, self._params[i]) for i in indices[::-1])
-        require_dense_floats(self._algorithm.name, self._averaged.values())
+        require_parameters(self._algorithm.name, self._averaged.values())
         self._driver.begin()
         self._declare(call, facts)
         self._begun = self._declared = True
@@ -287,10 +286,7 @@ class AlgorithmAveraging(Averaging):
         self._shapes[kind], self._compressed[kind] = shapes, compressed
 
     def start(self, request: Round) -> Callable[[], Dict[str, NDArray]]:
-        """Queue the averaging of a round's vectors over all workers.
-
-        The result returns the averages, in new arrays. MXNet's engine waits when they are read.
-        """
+        """Queue the averages of a round's vectors. The result returns them, in new arrays."""
         if not is_declared(request, self._shapes):
             raise undeclared(request, self.steps)
         exchange, gradients, averages = self.exchange, {}, {}

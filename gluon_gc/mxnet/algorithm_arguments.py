@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional
+from typing import Any, Collection, Optional
 
 import numpy as np
 from mxnet.gluon import Parameter
@@ -41,14 +41,10 @@ def checked(
     return parsed
 
 
-def require_names(name: str, params: Iterable[Parameter]) -> None:
-    """Raise ValueError if two parameters have one name: an algorithm's vectors have names."""
+def require_parameters(name: str, params: Collection[Parameter]) -> None:
+    """Raise ValueError if two parameters have one name, or if an algorithm cannot average one."""
     subject = f"algorithm {name} needs a name for each parameter, but params"
     require_different((param.name for param in params), subject)
-
-
-def require_dense_floats(name: str, params: Iterable[Parameter]) -> None:
-    """Raise ValueError if an algorithm cannot average a parameter."""
     for param in params:
         if param.grad_req == "null":
             continue

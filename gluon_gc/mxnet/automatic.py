@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 from ..auto import selection
 from ..auto.choice import Measured
 from ..auto.local_steps import AutomaticLocalSteps, Decision
-from ..checkpoint.fitting import pairs_in_order
+from ..checkpoint.matching import pairs_in_order
 from ..compression import CompressionParams, candidates
 from ..plan import Tensor
 from . import probe

@@ -13,7 +13,7 @@ from mxnet.gluon import Parameter
 
 from .. import checkpoint
 from ..algorithms.driver import undivided
-from ..checkpoint import LOCAL, OF_ALL, Place, fitting
+from ..checkpoint import LOCAL, OF_ALL, Place, fitting, matching
 from ..checkpoint.cutting import Arrays
 from ..checkpoint.loading import if_all_can
 from ..log import logger
@@ -174,7 +174,7 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
         fitting.check(name, "momentum", states.header["momentum"], here["momentum"])
         fitting.check_algorithm(name, states.header.get("algorithm"), here["algorithm"], strict)
         there = states.header["parameters"]
-        numbers = fitting.numbers_of_parameters(name, there, here["parameters"], strict)
+        numbers = matching.numbers_of_parameters(name, there, here["parameters"], strict)
         arrays.append(_renamed(averaging, states.arrays, numbers))
     loaded = averaging.names(set(numbers.values()))
     for (name, _), file_arrays in zip(files, arrays):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
@@ -11,10 +11,9 @@ from mxnet.optimizer import Optimizer
 from .. import env
 from ..algorithms import gives
 from ..compression import parse, warn_of_ignored, warn_of_plain_adam
-from ..log import logger
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
-from . import freshness, runtime, stats, summary, trace
+from . import freshness, runtime, trace
 from .adam import require_adam
 from .algorithm import AlgorithmAveraging
 from .algorithm_arguments import checked
@@ -26,13 +25,13 @@ from .initial_values import broadcast_changed, broadcast_initial
 from .kvstore import CompressingKVStore
 from .momentum import momentum_of
 from .parameters import Parameters, in_order_of_backward
-from .saved_trainer import SavedTrainer
+from .reporting_trainer import ReportingTrainer
 from .trainer_arguments import as_optimizer, require_positive, require_update_on_workers
 
 _trainer_numbers = itertools.count()  # equal on all workers: they create trainers in one order
 
 
-class DistributedTrainer(SavedTrainer):
+class DistributedTrainer(ReportingTrainer):
     """A gluon.Trainer that averages compressed gradients over all workers.
 
     Each worker is a process that trains on one or more contexts (devices). Without an `algorithm`,
@@ -315,46 +314,3 @@ class DistributedTrainer(SavedTrainer):
     def _end_step(self) -> None:
         if self._trace is not None:
             self._trace.next_step()
-
-    # Reports
-
-    def _log_summary(self) -> None:
-        if self._averaging.exchange.rank == 0:
-            logger.info("%s", "; ".join(self._summary()))
-
-    def _summary(self) -> List[str]:
-        return summary.of_trainer(self, self._averaging, self._compressions.default)
-
-    def __repr__(self) -> str:
-        return "\n  ".join(self._summary())
-
-    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
-        """Return the average bytes and seconds of a step: "tensors" by parameter name, and "total".
-
-        The call waits until all steps are done. With an algorithm, "tensors" has the vectors that
-        the workers average, such as "difference of w", and a step counts only if it exchanges them.
-        Each entry is a dict:
-
-        - raw_bytes: the size of the uncompressed gradient.
-        - pushed_bytes, pulled_bytes: the bytes that this worker sends and receives.
-        - ratio: raw_bytes / pushed_bytes, or None if nothing is sent.
-        - bits_per_element: the bits that this worker sends for each element.
-        - compress_seconds, wait_seconds, decompress_seconds: sums over the chunks. Chunks overlap,
-          so these sums may exceed the duration of the step. Copying an uncompressed gradient counts
-          as compressing.
-
-        "total" also has exposed_seconds, the mean over the last 64 steps or fewer. It estimates how
-        long training waits in a step, by the time from the start of the last gradient's compression
-        to the last result. Time for clipping, or for a sum over the workers of one machine, is not
-        included.
-
-        Parameters
-        ----------
-        reset : bool
-            Whether the next call averages over later steps only.
-        """
-        tensors = {
-            f"{kind} of {self._params[i].name}" if kind else self._params[i].name: tensor
-            for (i, kind), tensor in self._averaging.tensors.items()
-        }
-        return stats.of_step(self._averaging.exchange, tensors, reset)

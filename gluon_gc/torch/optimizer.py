@@ -97,7 +97,8 @@ def DistributedOptimizer(
         methods and the attribute are then those of the wrapper's attribute `optimizer`.
     named_parameters : iterable of (str, Parameter), optional
         The result of `model.named_parameters()`. It must contain all parameters of the optimizer
-        that need a gradient; others are ignored. Default: parameters are named by their number.
+        that need a gradient. Others are ignored, or an error with an algorithm. Default: parameters
+        are named by their number.
     compression : NoneCompressor, FP16Compressor or dict
         BytePS's ``Compression.none`` or ``Compression.fp16``, or `compression_params`.
     backward_passes_per_step : int
@@ -142,8 +143,6 @@ def DistributedOptimizer(
             f"named_parameters must have all parameters of the optimizer, but parameters of shapes "
             f"{missing} are missing"
         )
-    stepped = set(stepped)
-    named = [(name, p) for name, p in named if p in stepped or not p.requires_grad]
     passes, kind = checked_passes(backward_passes_per_step), kind_of(optimizer)
     _require_staleness(staleness)
     params = params_of(compression, compression_params)
@@ -153,7 +152,9 @@ def DistributedOptimizer(
         every_given = algorithms.gives(algorithm, "every")
         with_algorithm(optimizer, named, chosen, every_given, params, **options)
         return given
-    state = CompressionState(named, params, optimizer, **options)
+    stepped = set(stepped)
+    own = [(name, p) for name, p in named if p in stepped or not p.requires_grad]
+    state = CompressionState(own, params, optimizer, **options)
     optimizer.__class__ = type(kind.__name__, (Averaging, kind), {})
     optimizer._averager = Averager(optimizer, passes, state)
     state.gradients.when_stepping = optimizer._averager.before_step
