@@ -135,7 +135,9 @@ class Exchange:
         for tensor, chunks in cut:
             name = tensor.plan.name
             self._tensors[name] = tensor
-            self._of_tensor[name] = [self._exchanged_chunk(tensor, chunk) for chunk in chunks]
+            self._of_tensor[name] = [
+                self._exchanged_chunk(tensor, chunk, name in over_nccl) for chunk in chunks
+            ]
             self.chunks += self._of_tensor[name]
 
     def _may_use_nccl(self, tensor: DeclaredTensor) -> bool:
@@ -146,7 +148,9 @@ class Exchange:
             return False
         return gpu.has_kernels(tensor.device, params.compressor)
 
-    def _exchanged_chunk(self, tensor: DeclaredTensor, chunk: Chunk) -> ExchangedChunk:
+    def _exchanged_chunk(
+        self, tensor: DeclaredTensor, chunk: Chunk, may_use_nccl: bool
+    ) -> ExchangedChunk:
         """Return a chunk with its coders and its owner: the worker with the fewest bytes so far."""
         owner = least = self._loads.index(min(self._loads))
         node, mine, local, device = self.rank, True, None, tensor.device
@@ -159,7 +163,7 @@ class Exchange:
         if chunk.params is not None and mine:
             index, begin = tensor.plan.index, chunk.slices[0].begin
             coder = self._coders.of_worker(chunk, node, index, begin, device)
-            over_nccl = chunk.aggregated and self._may_use_nccl(tensor) and coder.has_fixed_length
+            over_nccl = may_use_nccl and chunk.aggregated and coder.has_fixed_length
             if chunk.aggregated and owner == node:
                 where = device if over_nccl else None
                 aggregator = self._coders.of_aggregator(chunk, index, begin, where)

@@ -10,7 +10,7 @@ step: the gradients that it exchanges contain these averages.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, List
+from typing import Callable, Dict, Iterable, List, Set
 
 import torch
 
@@ -69,12 +69,12 @@ class LeftOut:
         self._exchanged = {}
         return False
 
-    def to_keep(self, names: Iterable[str]) -> List[str]:
+    def to_keep(self, names: Iterable[str]) -> Set[str]:
         """Return those of these tensors to copy the residual and momentum of, before an exchange.
 
         Those that were exchanged in this step already have the copies from its beginning.
         """
-        return [name for name in names if name not in self._exchanged] if self.keeps else []
+        return set(names).difference(self._exchanged) if self.keeps else set()
 
     def exchanged(self, names: Iterable[str]) -> None:
         """Record that these tensors were exchanged. They are the same on all workers."""

@@ -99,10 +99,9 @@ class Transfer(Stages[Job]):
         """Sum the chunks that this worker owns. Unused chunks do not change their aggregator."""
         outcome, unused = self._received.read()
         owned = self._received.chunks
-        kept = unused.union(chunk for chunk in owned if chunk.piece.tensor in job.keeps)
-        aggregators = [chunk.aggregator for chunk in owned if chunk.aggregator and chunk in kept]
-        for aggregator in aggregators:
-            aggregator.keep()
+        for chunk in owned if job.keeps or unused else ():
+            if chunk.aggregator and (chunk in unused or chunk.piece.tensor in job.keeps):
+                chunk.aggregator.keep()
         for coding in self._of_others:
             coding.answer()
         for chunk in unused:
