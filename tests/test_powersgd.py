@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gluon_gc import algorithms
+from gluon_gc.algorithms import powersgd as module
 from gluon_gc.algorithms.driver import Driver
 from tests import test_algorithms
 from tests.algorithm_replay import PowerSGDReplay
@@ -30,7 +31,10 @@ def powersgd(rank, **more):
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("rank, start", [(1, 0), (2, 2), (4, 0)])
-def test_powersgd_is_its_replay_bit_for_bit(workers, rank, start):
+@pytest.mark.parametrize("divided", [False, True])
+def test_powersgd_is_its_replay_bit_for_bit(workers, rank, start, divided, monkeypatch):
+    if divided:
+        monkeypatch.setattr(module, "_DIVIDED", 0)
     them, drivers = trained(powersgd(rank, start=start), workers, 6)
     replays = [Worker(r, workers) for r in range(workers)]
     replay = PowerSGDReplay(SHAPES, workers, rank, start)
@@ -58,6 +62,17 @@ def test_only_matrices_that_become_half_as_large_are_compressed(rank):
     if totals:
         rounds.append(("right_factor", *totals))
     assert worker.rounds == rounds
+
+
+def test_large_models_have_two_parts_whose_factors_travel_in_turns(monkeypatch):
+    monkeypatch.setattr(module, "_DIVIDED", 0)
+    (worker,), _ = trained(powersgd(1), 1, 1)
+    assert worker.rounds == [
+        ("left_factor.0", "tiny", "bias", "row", "wide"),
+        ("left_factor.1", "conv", "embedding"),
+        ("right_factor.0", "wide"),
+        ("right_factor.1", "conv", "embedding"),
+    ]
 
 
 def sides(name):
@@ -160,8 +175,13 @@ def test_what_is_not_finite_is_sent_in_the_first_round(bad):
     assert np.isnan(worker.values["conv"]).any()
 
 
-@pytest.mark.parametrize("failing", ["left_factor", "right_factor"])
-def test_residuals_start_from_zero_after_a_round_that_fails(failing):
+@pytest.mark.parametrize(
+    "failing", ["left_factor", "right_factor", "left_factor.0", "left_factor.1", "right_factor.0"]
+)
+def test_residuals_start_from_zero_after_a_round_that_fails(failing, monkeypatch):
+    if "." in failing:
+        monkeypatch.setattr(module, "_DIVIDED", 0)
+
     class Failing(Worker):
         def start(self, request):
             averages = super().start(request)

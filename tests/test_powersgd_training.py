@@ -8,6 +8,7 @@ import pytest
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 from gluon_gc import checkpoint
+from gluon_gc.algorithms import powersgd
 from gluon_gc.checkpoint import Place
 from gluon_gc.mxnet.framework import MXNet
 from tests.algorithm_replay import PowerSGDReplay
@@ -44,8 +45,10 @@ def train_and_save(files):
     return params, trainer
 
 
-@pytest.mark.parametrize("contexts", [1, 2])
-def test_powersgd_is_its_replay_bit_for_bit(contexts):
+@pytest.mark.parametrize("contexts, divided", [(1, False), (2, False), (1, True)])
+def test_powersgd_is_its_replay_bit_for_bit(contexts, divided, monkeypatch):
+    if divided:
+        monkeypatch.setattr(powersgd, "_DIVIDED", 0)
     params, trainer = made(contexts=contexts)
     names = [param.name for param in params]
     expected = dict(zip(names, (param.data().asnumpy() for param in params)))

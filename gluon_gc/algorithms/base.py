@@ -63,12 +63,17 @@ class Round(NamedTuple):
         of frozen parameters.
     delay : int
         The averages arrive this number of steps later, in `Step.arrived`, while training goes on.
-        0: they are the result of `yield`.
+        0: they arrive in this step.
+    waits : bool
+        If the averages arrive in this step, whether they are the result of `yield`. Otherwise the
+        result is a function that waits for them and returns them. The algorithm can compute, or
+        begin other rounds, before it calls the function.
     """
 
     kind: str
     vectors: Arrays
     delay: int = 0
+    waits: bool = True
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class Step:
     adam: Optional[Adam] = None
 
 
-Rounds = Generator[Round, Arrays, None]
+Rounds = Generator[Round, Any, None]
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,8 @@ class Algorithm:
         return {}
 
     def step(self, at: Step, state: State) -> Rounds:
-        """Make one step. This is a generator: it yields rounds and receives their averages.
+        """Make one step. This is a generator: it yields rounds and receives their averages (see
+        `Round`).
 
         If a round fails, `yield` raises the error.
 

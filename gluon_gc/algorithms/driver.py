@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple, Union
 
 from ..log import logger
 from .adam import Adam
@@ -185,16 +185,16 @@ class Driver:
             while True:
                 request = rounds.send(answer)
                 try:
-                    answer = self._averages(request)
+                    answer = self._answer(request)
                 except Exception as error:
                     rounds.throw(error)
                     raise
 
-    def _averages(self, request: Round) -> Arrays:
-        """Start a round, and return its averages. If it has a delay, they arrive later."""
+    def _answer(self, request: Round) -> Union[Arrays, Callable[[], Arrays]]:
+        """Start a round, and return the result of `yield`. After a delay, the averages arrive."""
         wait = self._front_end.start(request)
         if not request.delay:
-            return wait()
+            return wait() if request.waits else wait
         due = request.kind, self.steps + request.delay
         self._under_way.setdefault(due, []).append(wait)
         return {}

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Dict, Mapping, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from .. import plan
 from ..options import whole
 from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, State, Step, register
 from .low_rank import LowRank
 
 _UNIFORMS = 12
 """The sum of this number of uniform draws has a variance of 1."""
+_PARTS = 2  # that take turns: one is computed while the other one travels
+_DIVIDED = 2**20  # elements of all matrices, below which one part is faster
+
+
+class Part(NamedTuple):
+    """Gradients whose factors are sent in rounds of their own: the kinds of round, and names."""
+
+    left: str
+    right: str
+    names: Sequence[str]
 
 
 @register
@@ -64,12 +76,14 @@ class PowerSGD(Algorithm):
     start: int = whole(0, "number of first steps that average whole gradients").field(0)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
-        matrices = self._matrices(shapes)
-        left = {n: matrices[n][0] if n in matrices else shape for n, shape in shapes.items()}
         kinds = {"gradient": shapes} if self.start else {}
-        kinds["left_factor"] = left
-        if matrices:
-            kinds["right_factor"] = {name: right for name, (_, right) in matrices.items()}
+        matrices, parts = self._matrices(shapes), self._parts(shapes)
+        for part in parts:
+            left = {n: matrices[n][0] if n in matrices else shapes[n] for n in part.names}
+            right = {n: matrices[n][1] for n in part.names if n in matrices}
+            kinds[part.left] = left
+            if right:
+                kinds[part.right] = right
         return kinds
 
     def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
@@ -100,35 +114,63 @@ class PowerSGD(Algorithm):
                 gradient[:] = mean[name]
             at.update()
             return
+        waiting: List[Callable[[], Arrays]] = []
         try:
-            yield from self._average(at, state)
+            yield from self._average(at, state, waiting)
         except Exception:
+            for wait in waiting:  # the other rounds must end, too
+                with suppress(Exception):
+                    at.framework.wait(wait().values())
             for kind in ("total", "left_factor"):  # so that the residuals are 0
                 for name in state[kind].keys() & at.gradients.keys():
                     state[kind][name][:] = 0.0
             raise
         at.update()
 
-    def _average(self, at: Step, state: State) -> Rounds:
-        """Replace the gradients by their averages."""
-        products = LowRank(at.framework)
+    def _average(self, at: Step, state: State, waiting: List[Callable[[], Arrays]]) -> Rounds:
+        """Replace the gradients by their averages.
+
+        `waiting` gets the functions that wait for rounds, in the order of the rounds. One part's
+        products are computed while the factors of the other one travel.
+        """
+        products, gradients = LowRank(at.framework), at.gradients
         totals, p, q = state["total"], state["left_factor"], state["right_factor"]
-        sent = dict(at.gradients)
-        matrices = [name for name in sent if name in totals]
-        for name in matrices:
-            basis = products.basis(q[name], partial(random_row, name, at.number, q[name].shape[1]))
-            sent[name] = products.accumulate(sent[name], p[name], q[name], basis, totals[name])
-        mean = yield Round("left_factor", sent)
-        for name in matrices:
-            p[name] = products.basis(mean[name])
-        if matrices:
-            own = {name: products.project(p[name], totals[name], q[name]) for name in matrices}
-            q.update((yield Round("right_factor", own)))
-        for name, gradient in at.gradients.items():
-            if name in totals:
-                products.restore(p[name], q[name], gradient)
-            else:
-                gradient[:] = mean[name]
+        parts = self._parts({name: x.shape for name, x in at.parameters.items()})
+        for part in parts:
+            sent = {name: gradients[name] for name in part.names if name in gradients}
+            for name in [name for name in sent if name in totals]:
+                draw = partial(random_row, name, at.number, q[name].shape[1])
+                basis = products.basis(q[name], draw)
+                sent[name] = products.accumulate(sent[name], p[name], q[name], basis, totals[name])
+            waiting.append((yield Round(part.left, sent, waits=False)) if sent else dict)
+        for part in parts:
+            own = {}
+            for name, mean in waiting.pop(0)().items():
+                if name in totals:
+                    p[name] = products.basis(mean)
+                    own[name] = products.project(p[name], totals[name], q[name])
+                else:
+                    gradients[name][:] = mean
+            waiting.append((yield Round(part.right, own, waits=False)) if own else dict)
+        while waiting:
+            for name, mean in waiting.pop(0)().items():
+                q[name] = mean
+                products.restore(p[name], mean, gradients[name])
+
+    def _parts(self, shapes: Shapes) -> List[Part]:
+        """Divide the gradients into parts with about the same number of elements in matrices."""
+        sizes = {name: math.prod(shapes[name]) for name in self._matrices(shapes)}
+        if sum(sizes.values()) < _DIVIDED or len(sizes) < _PARTS:
+            return [Part("left_factor", "right_factor", list(shapes))]
+        numbers = dict(zip(sizes, plan.spread(list(sizes.values()), _PARTS)))
+        return [
+            Part(
+                f"left_factor.{number}",
+                f"right_factor.{number}",
+                [name for name in shapes if numbers.get(name, 0) == number],
+            )
+            for number in range(_PARTS)
+        ]
 
     def _matrices(self, shapes: Shapes) -> Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]]:
         """The shapes of the two factors of each gradient that is compressed."""

@@ -20,7 +20,7 @@ from .. import env, plan
 from ..agreement import Facts
 from ..plan import Chunk
 from . import closing, gpu, groups, header, machines, nccl
-from .allreduce import sums_in_place
+from .allreduce import LARGE_BYTES, sums_in_place
 from .coder import Coders
 from .declared_tensor import DeclaredTensor
 from .exchanged_chunk import ExchangedChunk
@@ -32,6 +32,7 @@ from .stages import STAGES, Item
 from .transfers import Transfers
 
 _SETTING_UP = "set up their compression"
+_OWNED_BYTES = 16 * 1024  # the most bytes of a chunk whose owner sums values
 
 
 class Exchange:
@@ -122,8 +123,7 @@ class Exchange:
             The workers have different versions, settings or tensors.
         """
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
-        most = env.get("BYTEPS_PARTITION_BYTES")
-        cut = [(tensor, plan.cut([tensor.plan], most, minimum)) for tensor in tensors]
+        cut = [(tensor, _cut(tensor, minimum)) for tensor in tensors]
         over_nccl = {t.plan.name for t in tensors if self._may_use_nccl(t)}
         engines = [
             (f"tensor '{t.plan.name}'", {"over_nccl": t.plan.name in over_nccl}) for t in tensors
@@ -266,6 +266,17 @@ class Exchange:
                     f"different call: {error}"
                 ),
             )
+
+
+def _cut(tensor: DeclaredTensor, minimum: int) -> List[Chunk]:
+    """Cut a tensor. An uncompressed one is cut into small chunks, so that owners share its bytes.
+
+    If it is large, it has no owner (`sums_in_place`), and is not cut smaller.
+    """
+    most, num_bytes = env.get("BYTEPS_PARTITION_BYTES"), tensor.plan.size * tensor.wire.itemsize
+    if num_bytes < LARGE_BYTES and not plan.travels_compressed(tensor.plan, minimum):
+        most = min(most, _OWNED_BYTES)
+    return plan.cut([tensor.plan], most, minimum)
 
 
 def _finish(job: Job, error: Optional[BaseException]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from typing import Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from .exchange import Exchange
 from .framework import PyTorch
 from .job import Job, future_on, resolving
 from .own_gradients import is_frozen
+from .pipeline import Pipeline
 
 Tensors = Dict[str, torch.Tensor]
 
@@ -72,6 +73,7 @@ class Rounds:
         self._epoch: Optional[int] = None
         self.meeting = Exchange(group)
         self.meeting.declare((), about=about)
+        self._beginning = Pipeline([lambda begin: begin()], _nothing, _nothing)
 
     def parameters(self) -> Tensors:
         """Return this worker's parameters, in the model's memory, detached from autograd."""
@@ -134,7 +136,8 @@ class Rounds:
     def start(self, request: Round) -> Callable[[], Arrays]:
         """Start to average a round's vectors. All workers call this.
 
-        The result waits, and returns the averages in new memory.
+        The result waits, and returns the averages in new memory. The workers compare their requests
+        first, on a thread of its own. If `request.waits`, this call waits for the comparison.
 
         Raises
         ------
@@ -143,16 +146,27 @@ class Rounds:
             vector of any worker has a NaN or an infinity.
         """
         vectors = {name: vector.detach().clone() for name, vector in request.vectors.items()}
-        self._require_same(request)
-        self.counts[request.kind] += 1
-        exchange, step = self.exchanges[request.kind], self._step()
-        by_device: Dict[torch.device, Tensors] = defaultdict(dict)
+        step, by_device = self._step(), defaultdict(dict)
         for name, vector in vectors.items():
             by_device[vector.device][name] = vector
-        futures = [_averaged(exchange, device_vectors) for device_vectors in by_device.values()]
+        staged = [staging.Staged(on_device) for on_device in by_device.values()]
+        begun: Future[List[Future[List[str]]]] = Future()
+
+        def begin() -> None:
+            try:
+                self._require_same(request, step)
+                exchange = self.exchanges[request.kind]
+                self.counts[request.kind] += 1
+                begun.set_result([_averaged(exchange, values) for values in staged])
+            except BaseException as error:  # any error, because somebody waits
+                begun.set_exception(error)
+
+        self._beginning.put(begin)
+        if request.waits:
+            begun.wait()
 
         def wait() -> Arrays:
-            nonfinite = [name for future in futures for name in future.wait()]
+            nonfinite = [name for average in begun.wait() for name in average.wait()]
             if nonfinite:
                 raise RuntimeError(
                     f"the {request.kind} of parameter {nonfinite[0]} has a NaN or an infinity in "
@@ -162,16 +176,16 @@ class Rounds:
 
         return wait
 
-    def _require_same(self, request: Round) -> None:
+    def _require_same(self, request: Round, step: int) -> None:
         """Raise a RuntimeError on all workers unless all request the same declared round."""
         declared = is_declared(request, self._unfrozen()) and self._have_own_dtypes(request)
         kind = list(self.exchanges).index(request.kind) if declared else -1
         names = zlib.crc32("\n".join(request.vectors).encode())
         doing = "make a round of the algorithm"
-        requests = self.meeting.gather_numbers([self._step(), kind, names], doing)
+        requests = self.meeting.gather_numbers([step, kind, names], doing)
         if len(set(requests)) > 1:
             facts = {
-                "step": self._step(),
+                "step": step,
                 "round": request.kind,
                 "a declared round": declared,
                 "frozen": self._frozen(),
@@ -179,7 +193,7 @@ class Rounds:
             vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
             self.meeting.agree([("the algorithm", facts), *vectors], doing)
         if not declared:
-            raise undeclared(request, self._step())
+            raise undeclared(request, step)
 
     def _frozen(self) -> List[str]:
         return [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
@@ -204,16 +218,20 @@ class Rounds:
 
     def close(self) -> None:
         """Stop the threads."""
+        self._beginning.close()
         for exchange in (self.meeting, *self.exchanges.values()):
             exchange.close()
 
 
-def _averaged(exchange: Exchange, vectors: Tensors) -> Future[List[str]]:
-    """Start to replace vectors on one device by their averages.
+def _nothing(*_: Any) -> None:
+    """Do nothing when a round has begun."""
+
+
+def _averaged(exchange: Exchange, staged: staging.Staged) -> Future[List[str]]:
+    """Start to replace vectors by their averages.
 
     The value of the future: the names of the vectors with a NaN or an infinity.
     """
-    staged = staging.Staged(vectors)
     future: Future[List[str]] = future_on(staged.device)
 
     def result(job: Job) -> List[str]:

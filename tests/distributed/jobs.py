@@ -15,6 +15,7 @@ import mxnet as mx
 import numpy as np
 
 import gluon_gc as bps
+from gluon_gc.algorithms import powersgd
 from gluon_gc.auto.choice import Link, Measured, Way
 from gluon_gc.auto.speed import Speed
 from gluon_gc.auto.step_clock import StepClock
@@ -1069,6 +1070,7 @@ def disagreements(arguments):
 
 def _trainer_of(way):
     """Return the parameters and a trainer for a setting of `algorithms`."""
+    powersgd._DIVIDED = way.get("divided", powersgd._DIVIDED)
     params = _parameters(way["shapes"], contexts=way.get("contexts", 1))
     optimizer = way.get("optimizer", "sgd"), way["optimizer_params"]
     more = {key: way[key] for key in ("compression_params", "algorithm")}

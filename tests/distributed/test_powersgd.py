@@ -18,8 +18,9 @@ from tests.distributed.test_algorithms import (
 )
 
 STEPS = 8
-SETTINGS = [(1, 0, 3, 1), (2, 2, 2, 1), (2, 2, 1, 1), (2, 0, 5, 2)]
-"""The rank, the start, the step of the checkpoint, and the number of contexts."""
+SETTINGS = [(1, 0, 3, 1, 2**20), (2, 2, 2, 1, 0), (2, 2, 1, 1, 2**20), (2, 0, 5, 2, 0)]
+"""The rank, the start, the step of the checkpoint, the number of contexts, and the number of
+elements from which on there are two parts."""
 
 
 def ways(folder):
@@ -31,8 +32,9 @@ def ways(folder):
             "algorithm": {"name": "powersgd", "rank": rank, "start": start},
             "middle": middle,
             "contexts": contexts,
+            "divided": divided,
         }
-        for rank, start, middle, contexts in SETTINGS
+        for rank, start, middle, contexts, divided in SETTINGS
     ]
 
 
