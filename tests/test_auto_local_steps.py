@@ -10,8 +10,9 @@ from gluon_gc import algorithms
 from gluon_gc.algorithms.onebit_adam import OneBitAdam
 from gluon_gc.algorithms.requirements import require_fitting_compression
 from gluon_gc.auto import step_clock
+from gluon_gc.auto.algorithm import Decision
 from gluon_gc.auto.choice import Link, Measured, Topology, Way
-from gluon_gc.auto.local_steps import AutomaticLocalSteps, Decision
+from gluon_gc.auto.local_steps import AutomaticLocalSteps
 from gluon_gc.auto.rounds import LEAST, MOST, SHARE, choose, seconds_of_round
 from gluon_gc.auto.speed import Speed
 from gluon_gc.compression import candidates, parse
@@ -132,7 +133,7 @@ def automatic(params, given=None):
 
 def chosen(chooser, rate, step_seconds, params=AUTO):
     measure = lambda compressors: cluster(rate)  # noqa: E731
-    return chooser.choose(vectors(params), TOPOLOGY, measure, step_seconds)
+    return chooser.choose(vectors(params), [()], TOPOLOGY, measure, step_seconds)
 
 
 def test_aggressive_chooses_h_and_says_why(logged):
@@ -168,7 +169,7 @@ def test_the_other_accuracies_keep_h(accuracy, name):
 
 
 def test_where_nothing_is_sent_nothing_is_compressed_and_h_stays():
-    assert automatic({"w": AUTO}).choose(vectors(AUTO), None, None, 1.0) == ("none", 30)
+    assert automatic({"w": AUTO}).choose(vectors(AUTO), [()], None, None, 1.0) == ("none", 30)
 
 
 def test_the_time_of_a_step_is_the_median_of_five(monkeypatch):
@@ -177,7 +178,7 @@ def test_the_time_of_a_step_is_the_median_of_five(monkeypatch):
     chooser = automatic({"w": AUTO})
     calls = itertools.takewhile(lambda call: not chooser.due(), itertools.count(1))
     assert list(calls) == [1, 2, 3, 4, 5, 6]
-    assert chooser.step_seconds == 1.0
+    assert chooser.seconds == 1.0
 
 
 def test_other_algorithms_need_a_compressor_by_name():

@@ -137,6 +137,8 @@ class Algorithm:
         Whether the algorithm compresses by itself, so that compression_params has no compressor.
     uncompressed : tuple of str
         The kinds of rounds that are never compressed.
+    chosen_option : str
+        The option that the compressor "auto" may choose. "": the algorithm needs a named one.
     """
 
     name: ClassVar[str]
@@ -149,6 +151,7 @@ class Algorithm:
     needs_adam: ClassVar[bool] = False
     compresses: ClassVar[bool] = False
     uncompressed: ClassVar[Tuple[str, ...]] = ()
+    chosen_option: ClassVar[str] = ""
 
     @classmethod
     def keys(cls) -> Dict[str, Option]:

@@ -88,6 +88,7 @@ class Driver:
 
     Attributes
     ----------
+    algorithm : Algorithm
     steps : int
         The number of steps so far.
     state : dict
@@ -95,7 +96,7 @@ class Driver:
     """
 
     def __init__(self, algorithm: Algorithm, front_end: FrontEnd) -> None:
-        self._algorithm, self._front_end = algorithm, front_end
+        self.algorithm, self._front_end = algorithm, front_end
         self.steps = 0
         self.state: Dict[str, Dict[str, Array]] = {}
         self._declared = self._begun = False
@@ -107,8 +108,8 @@ class Driver:
         """Prepare all rounds, at the first call only. All workers call this."""
         if not self._declared:
             self._declared = True
-            for kind, shapes in self._algorithm.rounds(self._shapes()).items():
-                compressed = kind not in self._algorithm.uncompressed
+            for kind, shapes in self.algorithm.rounds(self._shapes()).items():
+                compressed = kind not in self.algorithm.uncompressed
                 self._front_end.declare(kind, shapes, compressed)
 
     def begin(self) -> None:
@@ -116,7 +117,7 @@ class Driver:
         self.declare()
         if not self._begun:
             self._begun = True
-            self.state = self._algorithm.begin(self._front_end.parameters())
+            self.state = self.algorithm.begin(self._front_end.parameters())
 
     def go_on(self, steps: int, state: Dict[str, Dict[str, Array]]) -> None:
         """Continue from a checkpoint. All workers call this.
@@ -140,7 +141,7 @@ class Driver:
 
     def is_shared(self, kind: str) -> bool:
         """Whether a kind of `saved_state` is equal on all workers."""
-        return kind in self._algorithm.shared or is_arriving(kind)
+        return kind in self.algorithm.shared or is_arriving(kind)
 
     def saved_state(self) -> Dict[str, Dict[str, Array]]:
         """The state for a checkpoint: `state`, and the averages that are still to arrive.
@@ -160,8 +161,12 @@ class Driver:
             self._under_way[due] = [partial(dict, averages)]
 
     def use(self, algorithm: Algorithm) -> None:
-        """Run this algorithm from the next step on: the same one, with other options."""
-        self._algorithm = algorithm
+        """Run this algorithm from the next step on: the same one, with other options.
+
+        Its rounds must be declared again. Before the first step, its state is made again.
+        """
+        self.algorithm, self._declared = algorithm, False
+        self._begun = self._begun and self.steps > 0
 
     def step(self, update: Callable[[], None], adam: Optional[Adam] = None) -> None:
         """Make a step.
@@ -180,7 +185,7 @@ class Driver:
         if adam is not None:
             self._warn_of_untrained(adam, own[0])
         at = Step(self.steps, *own, update, front_end.framework, self._arrived(), adam)
-        rounds, answer = self._algorithm.step(at, self.state), None
+        rounds, answer = self.algorithm.step(at, self.state), None
         with suppress(StopIteration):
             while True:
                 request = rounds.send(answer)
@@ -201,7 +206,7 @@ class Driver:
 
     def _warn_of_untrained(self, adam: Adam, parameters: Arrays) -> None:
         """Warn once if the variance stays, and is zero in all elements of a parameter."""
-        last = self._algorithm.frozen_after
+        last = self.algorithm.frozen_after
         if self._checked_variance or last is None or self.steps <= last:
             return
         self._checked_variance = True
@@ -210,7 +215,7 @@ class Driver:
             logger.warning(
                 "algorithm %s does not train %s: Adam's variance is zero there, because no "
                 "gradient came before the end of step %d, or because a loaded checkpoint lacks it",
-                self._algorithm.name,
+                self.algorithm.name,
                 ", ".join(zero),
                 last,
             )

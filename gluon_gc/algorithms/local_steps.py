@@ -51,6 +51,7 @@ class LocalSteps(Algorithm):
     name = "local_steps"
     description = "workers train locally, and average the changes of parameters every few steps"
     shared = ("anchor", "outer_momentum")
+    chosen_option = "every"
     spellings = {  # of torchft's DiLoCo
         "sync_every": "every",
         "fragment_sync_delay": "overlap",

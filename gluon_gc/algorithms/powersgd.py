@@ -49,7 +49,8 @@ class PowerSGD(Algorithm):
     The columns of Q are made orthonormal before they are used. The optimizer applies G. The
     residual E_i starts as 0, and is never formed: the state has M_i, P and Q. A column of Q that is
     0, as in the first step, is replaced by random numbers. P and Q have r columns, or as many as
-    the smaller side of the matrix. They are stored transposed.
+    the smaller side of the matrix. They are stored transposed. With the rank 0, which only "auto"
+    chooses, all gradients travel as they are.
 
     In the first `start` steps, the workers average whole gradients. If a round fails because of a
     NaN or infinity, the residuals restart from 0.
@@ -67,6 +68,7 @@ class PowerSGD(Algorithm):
     averages_gradients = True
     allows_freezing = True
     compresses = True
+    chosen_option = "rank"
     spellings = {  # of PyTorch's PowerSGDState
         "matrix_approximation_rank": "rank",
         "start_powerSGD_iter": "start",
@@ -178,7 +180,7 @@ class PowerSGD(Algorithm):
         for name, shape in shapes.items():
             rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
             rank = min(self.rank, rows, columns)
-            if 2 * rank * (rows + columns) < rows * columns:
+            if 0 < 2 * rank * (rows + columns) < rows * columns:
                 matrices[name] = (rank, rows), (rank, columns)
         return matrices
 

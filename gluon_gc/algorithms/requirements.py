@@ -11,8 +11,7 @@ from ..agreement import Facts
 from ..compression.known_keys import AUTO
 from ..log import logger
 from ..options import listed
-from .base import Algorithm
-from .local_steps import LocalSteps
+from .base import Algorithm, registry
 
 
 def require_fitting_compression(algorithm: Algorithm, *compressions: Any) -> None:
@@ -35,16 +34,24 @@ def require_fitting_compression(algorithm: Algorithm, *compressions: Any) -> Non
                 f"compression_params['momentum'] must be left out with algorithm {name}, got "
                 f"{params['momentum']!r}: the optimizer applies its momentum itself"
             )
-        if algorithm.compresses and params.get("compressor") is not None:
+        automatic = params.get("compressor") == AUTO
+        if automatic and not algorithm.chosen_option:
+            able = [kind.name for kind in registry.values() if kind.chosen_option]
+            raise ValueError(
+                f"compression_params['compressor'] must name a compressor with algorithm {name}, "
+                f"got '{AUTO}', which is for averaged gradients and for {listed(able, 'and')}: use "
+                "'onebit' with 'scaling' and 'ef'"
+            )
+        if algorithm.compresses and automatic and params.get("accuracy") != "aggressive":
+            raise ValueError(
+                f"compression_params['accuracy'] must be 'aggressive' with algorithm {name} and "
+                f"the compressor '{AUTO}', got {params.get('accuracy', 'safe')!r}: others do not "
+                "allow the algorithm"
+            )
+        if algorithm.compresses and not automatic and params.get("compressor") is not None:
             raise ValueError(
                 f"compression_params['compressor'] must be left out with algorithm {name}, got "
                 f"{params['compressor']!r}: the algorithm compresses gradients itself"
-            )
-        if params.get("compressor") == AUTO and name != LocalSteps.name:
-            raise ValueError(
-                f"compression_params['compressor'] must name a compressor with algorithm {name}, "
-                f"got '{AUTO}', which is for averaged gradients and for {LocalSteps.name}: use "
-                "'onebit' with 'scaling' and 'ef'"
             )
         if params.get("compressor") == "onebit" and not params.get("scaling"):
             logger.warning(

@@ -222,13 +222,13 @@ def choose(
     ready = [0.0] * len(tensors) if ready is None else ready
     costs: List[Dict[str, float]] = [
         {
-            name: seconds(tensor, name, params, measured, topology, partition_bytes)
+            name: seconds_of(tensor, name, params, measured, topology, partition_bytes)
             for name, params in candidates(tensor.params).items()
             if name == PLAIN or (tensor.floating and tensor.num_bytes >= min_compress_bytes)
         }
         for tensor in tensors
     ]
-    names = [_fastest(tensor_costs) for tensor_costs in costs]
+    names = [fastest(tensor_costs) for tensor_costs in costs]
 
     def exposed(chosen: Sequence[str]) -> float:
         return _exposed([tensor_costs[name] for tensor_costs, name in zip(costs, chosen)], ready)
@@ -240,13 +240,13 @@ def choose(
         with_plain = [*names[:i], PLAIN, *names[i + 1 :]]
         if names[i] != PLAIN and exposed(with_plain) <= limit:
             names = with_plain
-    if exposed(names) > min(plain * (1 - _MUST_GAIN_IN_ALL), plain - _MUST_GAIN_SECONDS):
+    if not gains_enough(exposed(names), plain):
         names = [PLAIN] * len(tensors)
     by_tensor = {tensor.name: name for tensor, name in zip(tensors, names)}
     return Choice(by_tensor, exposed(names), plain)
 
 
-def seconds(
+def seconds_of(
     tensor: Tensor,
     name: str,
     params: CompressionParams,
@@ -268,13 +268,19 @@ def seconds(
     return total
 
 
-def _fastest(costs: Mapping[str, float]) -> str:
+def fastest(costs: Mapping[str, float]) -> str:
     """The fastest candidate, unless a more accurate one is nearly as fast."""
     best = PLAIN
     for name, cost in costs.items():
         if cost < costs[best] * (1 - _MUST_GAIN):
             best = name
     return best
+
+
+def gains_enough(seconds: float, plain_seconds: float) -> bool:
+    """Whether an exchange is enough faster than the one without compression."""
+    limit = min(plain_seconds * (1 - _MUST_GAIN_IN_ALL), plain_seconds - _MUST_GAIN_SECONDS)
+    return seconds <= limit
 
 
 def _exposed(costs: Sequence[float], ready: Sequence[float]) -> float:

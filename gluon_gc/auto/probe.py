@@ -65,6 +65,8 @@ class _Sent(NamedTuple):
 
 def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Dict[str, Speed]:
     """The speed of each compressor on the slowest worker, while all workers measure."""
+    if not compressors:
+        return {}
     workers.meet(f"speed of {', '.join(sorted(compressors))}")
     measured = [speed.measured(params.codec) for params in compressors.values()]
     flat = [seconds for compressor_seconds in measured for seconds in compressor_seconds]

@@ -13,7 +13,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 from ..compression import CompressionParams, candidates
 from ..compression.auto import PLAIN
 from ..plan import Tensor
-from .choice import Measured, Topology, seconds
+from .choice import Measured, Topology, seconds_of
 
 SHARE = 0.1
 """The largest share of a round that the choice aims at."""
@@ -105,7 +105,7 @@ def seconds_of_round(
             params = ways(tensor.params)[way]
             if params.compressor is not None and tensor.num_bytes < min_compress_bytes:
                 way, params = PLAIN, CompressionParams()
-            totals[name] += seconds(tensor, way, params, measured, topology, partition_bytes)
+            totals[name] += seconds_of(tensor, way, params, measured, topology, partition_bytes)
     return totals
 
 

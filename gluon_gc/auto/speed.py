@@ -1,12 +1,14 @@
-"""The speed of compressors on this machine."""
+"""The speed of compressors and of PowerSGD on this machine."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Callable, NamedTuple
 
 import numpy as np
 
+from .. import kernels
 from ..kernels import Codec
 
 _ELEMENTS = 2**18  # 1 MB of float32
@@ -44,6 +46,20 @@ def measured(codec_of: Callable[[int, str], Codec]) -> Speed:
         _seconds(lambda: codec.compress(values, state, payload=payload)),
         _seconds(lambda: codec.decompress(payload, out=out, add=True)),
         _seconds(lambda: codec.decompress(payload, out=out)),
+    )
+
+
+def of_low_rank(rank: int) -> float:
+    """The seconds an element of PowerSGD's three products, with factors of this rank."""
+    side = math.isqrt(_ELEMENTS)
+    random = np.random.default_rng(0)
+    gradient = random.standard_normal((side, side), np.float32)
+    p, q, left, right = random.standard_normal((4, rank, side), np.float32)
+    total = np.zeros_like(gradient)
+    return (
+        _seconds(lambda: kernels.accumulate(gradient, p, q, q, total, left))
+        + _seconds(lambda: kernels.project(p, total, right))
+        + _seconds(lambda: kernels.multiply(p, q, gradient))
     )
 
 

@@ -12,9 +12,11 @@ from .params import CompressionParams, parse
 
 PLAIN = "none"
 """The name of the candidate that sends a tensor uncompressed."""
+FP16 = "fp16"
+"""The name of the candidate that sends a tensor in float16."""
 _CANDIDATES: Dict[str, Dict[str, Any]] = {
     PLAIN: {},
-    "fp16": {"fp16": True},
+    FP16: {"fp16": True},
     "bytegrad": {"compressor": "bytegrad"},
     "blockwise": {"compressor": "blockwise", "bits": 4, "hadamard": True},
     "onebit": {"compressor": "onebit", "scaling": True},
@@ -23,10 +25,10 @@ _CANDIDATES: Dict[str, Dict[str, Any]] = {
 """The compression_params of each candidate, the most accurate first."""
 _ALLOWED: Dict[str, Tuple[str, ...]] = {
     "exact": (PLAIN,),
-    "safe": (PLAIN, "fp16", "bytegrad"),
-    "aggressive": (PLAIN, "fp16", "bytegrad", "onebit", "topk"),
+    "safe": (PLAIN, FP16, "bytegrad"),
+    "aggressive": (PLAIN, FP16, "bytegrad", "onebit", "topk"),
 }
-_FOR_ADAM = {**_ALLOWED, "aggressive": (PLAIN, "fp16", "bytegrad", "blockwise")}
+_FOR_ADAM = {**_ALLOWED, "aggressive": (PLAIN, FP16, "bytegrad", "blockwise")}
 
 
 def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:

@@ -15,7 +15,8 @@ from .. import plan
 from ..agreement import Facts
 from ..algorithms import Algorithm, Round
 from ..algorithms.driver import Driver, is_declared, undeclared
-from ..auto.local_steps import AutomaticLocalSteps, Decision
+from ..auto.algorithm import AutomaticAlgorithm, Decision
+from ..auto.algorithms import automatic
 from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
 from ..plan import Tensor
@@ -45,8 +46,8 @@ class AlgorithmAveraging(Averaging):
     Parameters
     ----------
     algorithm : Algorithm
-    every_given : bool
-        See `AutomaticLocalSteps`.
+    option_given : bool
+        See `AutomaticAlgorithm`.
     updaters : sequence of Updater
         The trainer's updaters, one for each context.
     **common
@@ -57,13 +58,15 @@ class AlgorithmAveraging(Averaging):
     framework = MXNet()
 
     def __init__(
-        self, algorithm: Algorithm, every_given: bool, updaters: Sequence[Updater], **common: Any
+        self, algorithm: Algorithm, option_given: bool, updaters: Sequence[Updater], **common: Any
     ) -> None:
         super().__init__(**common)
         require_parameters(algorithm.name, self._params)
         self._updaters = updaters
         requested = {i: self._compressions.of(i) for i in self._last_first}
-        self._automatic = AutomaticLocalSteps(algorithm, requested, every_given, mx.nd.waitall)
+        self._automatic: AutomaticAlgorithm = automatic(
+            algorithm, requested, option_given, mx.nd.waitall
+        )
         self._proposed: Optional[Decision] = None  # this worker's; rank 0's counts for all
         self._algorithm = self._automatic.algorithm
         self.described = self._automatic.described()
@@ -71,7 +74,7 @@ class AlgorithmAveraging(Averaging):
         self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
         self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of round
         self._compressed: Dict[str, bool] = {}  # by the kind of round
-        self._states = AlgorithmStates(algorithm, self._driver, self._averaged)
+        self._states = AlgorithmStates(self._driver, self._averaged)
         self._begun = False  # whether the algorithm's state exists
         self._declared = False  # whether the rounds' tensors are declared
 
@@ -122,6 +125,16 @@ class AlgorithmAveraging(Averaging):
             self.exchange.declare(tensors, about=facts, call=call)
             self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
 
+    def _decide(self, optimizer: Optimizer, about: Facts = ()) -> None:
+        """If it is time, let "auto" choose."""
+        if not self._automatic.due():
+            return
+        tensors = [tensor for kind in self._shapes for tensor in self._tensors(kind)]
+        shapes = [self._params[tensor.index].shape for tensor in tensors]
+        self._proposed = decided(self.exchange, self._automatic, tensors, shapes)
+        self._declared = False
+        self.prepare(optimizer, "step", about)
+
     def _take(self, decision: Optional[Sequence[Any]]) -> None:
         """Use a decision of "auto" for the algorithm and for tensors that are declared later."""
         if decision is None:
@@ -129,6 +142,7 @@ class AlgorithmAveraging(Averaging):
         self._automatic.take(decision)
         self._algorithm = self._automatic.algorithm
         self._driver.use(self._algorithm)
+        self._shapes.clear()
         self.described = self._automatic.described()
 
     def _require_same_parameters(self, indices: Sequence[int]) -> None:
@@ -175,11 +189,7 @@ class AlgorithmAveraging(Averaging):
             self._step_of_all(optimizer, scale, scaler, update)
             return
         self.prepare(optimizer, "step")
-        if self._automatic.due():
-            vectors = [tensor for kind in self._shapes for tensor in self._tensors(kind)]
-            self._proposed = decided(self.exchange, self._automatic, vectors)
-            self._declared = False
-            self.prepare(optimizer, "step")
+        self._decide(optimizer)
         self.steps += 1
         freshness.renew_on_all_contexts(self._params)
         for param in self._averaged.values():
@@ -206,6 +216,7 @@ class AlgorithmAveraging(Averaging):
         settings = {"AMP": scaler is not None, "on_nonfinite": self._on_nonfinite}
         about = [("the trainer", settings)]
         self.prepare(optimizer, "step", about)
+        self._decide(optimizer, about)
         params = list(self._averaged.values())
         freshness.renew_everywhere(params)
         if self._is_left_out(params, scaler, about):

@@ -9,7 +9,6 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ..algorithms import Algorithm
 from ..algorithms.driver import Driver, is_arriving
 from ..checkpoint import LOCAL, OF_ALL, Place
 from ..checkpoint.cutting import Arrays
@@ -24,17 +23,14 @@ class AlgorithmStates:
 
     Parameters
     ----------
-    algorithm : Algorithm
     driver : Driver
-        Counts the steps, and holds the state.
+        Runs the algorithm, counts the steps, and holds the state.
     params : mapping
         The parameters that the algorithm averages, by index.
     """
 
-    def __init__(
-        self, algorithm: Algorithm, driver: Driver, params: Mapping[int, Parameter]
-    ) -> None:
-        self._algorithm, self._driver, self._params = algorithm, driver, params
+    def __init__(self, driver: Driver, params: Mapping[int, Parameter]) -> None:
+        self._driver, self._params = driver, params
 
     def arrays(self) -> Dict[Place, NDArray]:
         """The algorithm's state and this worker's parameters, by parameter index."""
@@ -76,7 +72,7 @@ class AlgorithmStates:
             states.append(state)
         return {
             Place(i, LOCAL, kind): array
-            for kind, arrays in self._algorithm.regrouped(states).items()
+            for kind, arrays in self._driver.algorithm.regrouped(states).items()
             for i, array in arrays.items()
         }
 
@@ -93,7 +89,7 @@ class AlgorithmStates:
         for place in own_places:
             values.pop(place).copyto(first_copy(self._params[place.tensor]))
         spread(self._params.values())
-        state = self._algorithm.begin(
+        state = self._driver.algorithm.begin(
             {param.name: first_copy(param) for param in self._params.values()}
         )
         for place, value in values.items():

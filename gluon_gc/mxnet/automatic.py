@@ -11,8 +11,8 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from ..auto import selection
+from ..auto.algorithm import AutomaticAlgorithm, Decision
 from ..auto.choice import Measured
-from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..checkpoint.matching import pairs_in_order
 from ..compression import CompressionParams, candidates
 from ..plan import Tensor
@@ -93,25 +93,27 @@ def saved_compressions(
 
 
 def decided(
-    exchange: Exchange, local_steps: AutomaticLocalSteps, tensors: Sequence[Tensor]
+    exchange: Exchange,
+    automatic: AutomaticAlgorithm,
+    tensors: Sequence[Tensor],
+    shapes: Sequence[Sequence[int]],
 ) -> Decision:
-    """The decision for the algorithm local_steps; all workers call it.
+    """The decision for an algorithm; all workers call it.
 
     Parameters
     ----------
     exchange : Exchange
-    local_steps : AutomaticLocalSteps
-    tensors : sequence of Tensor
-        The vectors of a round, with the requested params.
+    automatic : AutomaticAlgorithm
+    tensors, shapes
+        See `AutomaticAlgorithm.choose`.
     """
     topology = exchange.topology()
 
     def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
         return probe.measured(exchange, topology, compressors)
 
-    step_seconds = probe.slowest(exchange, local_steps.step_seconds)
-    says = exchange.rank == 0
-    return local_steps.choose(tensors, topology, measure, step_seconds, says)
+    seconds, says = probe.slowest(exchange, automatic.seconds), exchange.rank == 0
+    return automatic.choose(tensors, shapes, topology, measure, seconds, says)
 
 
 def of_root(exchange: Exchange, value: Any) -> Any:

@@ -96,7 +96,8 @@ class DistributedTrainer(ReportingTrainer):
         options. It decides which vectors the workers average, compressed by compression_params, and
         in which steps. The optimizer applies its own momentum. None: all gradients in every step.
         With local_steps and the compressor "auto", the trainer may choose the option "every" (the
-        steps between two averages) after the first steps, unless the dict has it.
+        steps between two averages) after the first steps, unless the dict has it. With powersgd and
+        "auto", it chooses in the first step whether gradients are compressed.
 
     Raises
     ------
@@ -162,7 +163,10 @@ class DistributedTrainer(ReportingTrainer):
         )
         self._averaging: Union[GradientAveraging, AlgorithmAveraging] = (
             AlgorithmAveraging(
-                checked_algorithm, gives(algorithm, "every"), self._updaters, **shared_args
+                checked_algorithm,
+                gives(algorithm, checked_algorithm.chosen_option),
+                self._updaters,
+                **shared_args,
             )
             if checked_algorithm is not None
             else GradientAveraging(self._momentum, max_grad_norm, **shared_args)

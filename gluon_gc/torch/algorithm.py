@@ -68,7 +68,7 @@ def with_algorithm(
     optimizer: Optimizer,
     named_parameters: Any,
     algorithm: Algorithm,
-    every_given: bool,
+    option_given: bool,
     compression_params: Optional[Mapping[str, Any]],
     process_group: Optional[dist.ProcessGroup] = None,
     overrides: Optional[Overrides] = None,
@@ -77,7 +77,7 @@ def with_algorithm(
 ) -> Optimizer:
     """Make an optimizer step by an algorithm.
 
-    `every_given`: see `AutomaticLocalSteps`. The other arguments are those of
+    `option_given`: see `AutomaticAlgorithm`. The other arguments are those of
     `DistributedOptimizer`.
     """
     if grad_scaler is not None:
@@ -92,7 +92,7 @@ def with_algorithm(
     state = AlgorithmState(
         named_parameters,
         algorithm,
-        every_given,
+        option_given,
         compression_params,
         optimizer,
         process_group,

@@ -23,7 +23,7 @@ from ..agreement import Facts
 from ..algorithms.base import State
 from ..algorithms.driver import is_arriving, undivided
 from ..algorithms.requirements import digest
-from ..auto.local_steps import Decision
+from ..auto.algorithm import Decision
 from ..checkpoint import States, fitting
 from ..checkpoint.cutting import Arrays
 from . import coder_states, resharding, state_dicts
@@ -197,8 +197,10 @@ def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:
     kinds = [kind for kind in given["state"] if not is_arriving(kind)]
     fitting.check(NOUN, "set of kinds of state", sorted(kinds), sorted(begun))
     for kind, arrays in begun.items():
-        for name in arrays.keys() & given["state"][kind].keys():
-            shapes = [list(side[name].shape) for side in (given["state"][kind], arrays)]
+        names = sorted(given["state"][kind]), sorted(arrays)
+        fitting.check(NOUN, f"set of parameters with a {kind}", *names)
+        for name, array in arrays.items():
+            shapes = list(given["state"][kind][name].shape), list(array.shape)
             fitting.check(NOUN, f"shape of the {kind} of parameter '{name}'", *shapes)
 
 

@@ -15,7 +15,8 @@ from ..algorithms.requirements import (
     require_fitting_compression,
     require_floats,
 )
-from ..auto.local_steps import AutomaticLocalSteps, Decision
+from ..auto.algorithm import AutomaticAlgorithm, Decision
+from ..auto.algorithms import automatic as automatic_of
 from ..compression import CompressionParams
 from ..log import logger
 from ..options import checked_epoch
@@ -36,8 +37,8 @@ class AlgorithmState:
     ----------
     named_parameters : iterable of (str, Parameter)
     algorithm : Algorithm
-    every_given : bool
-        See `AutomaticLocalSteps`.
+    option_given : bool
+        See `AutomaticAlgorithm`.
     compression_params : dict, optional
         The compression of the vectors that are averaged. With "auto", the workers choose after the
         first steps.
@@ -53,7 +54,7 @@ class AlgorithmState:
     ----------
     parameters : dict of str to Parameter
         By name.
-    automatic : AutomaticLocalSteps
+    automatic : AutomaticAlgorithm
         The algorithm and the compression, as given or as "auto" has chosen them.
     driver : Driver
     rounds : Rounds
@@ -64,7 +65,7 @@ class AlgorithmState:
         self,
         named_parameters: Any,
         algorithm: Algorithm,
-        every_given: bool,
+        option_given: bool,
         compression_params: Optional[Mapping[str, Any]],
         optimizer: Optimizer,
         process_group: Optional[dist.ProcessGroup] = None,
@@ -79,7 +80,9 @@ class AlgorithmState:
         own = (overrides or {}).values()
         require_fitting_compression(algorithm, compression_params, *own)
         requested, _ = chosen_params(self.parameters, compression_params, overrides)
-        self.automatic = AutomaticLocalSteps(algorithm, requested, every_given, self._wait)
+        self.automatic: AutomaticAlgorithm = automatic_of(
+            algorithm, requested, option_given, self._wait
+        )
         self.optimizer, self._group = optimizer, process_group
         self._on_nonfinite = on_nonfinite
         self.rounds = Rounds(
@@ -134,13 +137,18 @@ class AlgorithmState:
         if not self._agreed:
             settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
             self._agree([("", settings)] if averages else [])
+        if self.automatic.due():
+            self._decide()
         if averages:
             return self._step_of_all(update, overflows)
-        if self.automatic.due():
-            tensors = self.rounds.tensors()
-            self.take(automatic.decided(self.automatic, tensors, self._group))
         self.driver.step(update)
         return True
+
+    def _decide(self) -> None:
+        """Let "auto" choose. All workers call this together."""
+        tensors = self.rounds.tensors()
+        shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
+        self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
 
     def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
         """Make a step of an algorithm that averages gradients; see `step`."""
@@ -177,8 +185,9 @@ class AlgorithmState:
         All workers call this together, before the first round.
         """
         self.automatic.take(decision)
-        self.driver.use(self.algorithm)
         self.rounds.renew(self._about(), self.params)
+        self.driver.use(self.algorithm)
+        self.driver.declare()
 
     def _about(self) -> Facts:
         """Facts that must be the same on all workers."""

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from ..auto import probe, selection
+from ..auto.algorithm import AutomaticAlgorithm, Decision
 from ..auto.choice import Measured, Topology
-from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..compression import CompressionParams
 from ..plan import Tensor
 from . import gpu
@@ -43,17 +43,18 @@ def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dic
 
 
 def decided(
-    local_steps: AutomaticLocalSteps,
+    automatic: AutomaticAlgorithm,
     tensors: Sequence[Tensor],
+    shapes: Sequence[Sequence[int]],
     group: Optional[dist.ProcessGroup],
 ) -> Decision:
-    """Return the decision for the algorithm local_steps. All workers of the group call this.
+    """Return the decision for an algorithm. All workers of the group call this.
 
     Parameters
     ----------
-    local_steps : AutomaticLocalSteps
-    tensors : sequence of Tensor
-        The vectors of a round, with the requested params.
+    automatic : AutomaticAlgorithm
+    tensors, shapes
+        See `AutomaticAlgorithm.choose`.
     group : ProcessGroup, optional
     """
     with closing(Exchange(group)) as exchange:
@@ -61,10 +62,9 @@ def decided(
         def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
             return measured(exchange, _topology(exchange), compressors)
 
-        (step_seconds,) = _Workers(exchange).slowest([local_steps.step_seconds])
-        decision = local_steps.choose(
-            tensors, _topology(exchange), measure, step_seconds, says=exchange.rank == 0
-        )
+        (seconds,) = _Workers(exchange).slowest([automatic.seconds])
+        topology, says = _topology(exchange), exchange.rank == 0
+        decision = automatic.choose(tensors, shapes, topology, measure, seconds, says)
         return exchange.gather_objects(decision)[0]
 
 

@@ -114,7 +114,8 @@ def DistributedOptimizer(
         "name" and options. `gluon_gc.algorithms` lists them. None: every gradient is averaged in
         every step. With an algorithm, backward averages nothing, and `step` runs the algorithm's
         rounds, which compression_params compress. All workers must call `step` equally often. With
-        the compressor "auto", local_steps may choose its option "every" in step 7.
+        the compressor "auto", local_steps may choose its option "every" in step 7, and powersgd
+        chooses in the first step whether gradients are compressed.
     **options
         overrides, process_group, on_nonfinite and grad_scaler; see `CompressionState`. A
         `grad_scaler` waits for the averages before it unscales them. With an algorithm, only
@@ -149,8 +150,8 @@ def DistributedOptimizer(
     chosen = algorithms.parse(algorithm)
     if chosen is not None:
         _require_own_step(given, chosen.name)
-        every_given = algorithms.gives(algorithm, "every")
-        with_algorithm(optimizer, named, chosen, every_given, params, **options)
+        option_given = algorithms.gives(algorithm, chosen.chosen_option)
+        with_algorithm(optimizer, named, chosen, option_given, params, **options)
         return given
     stepped = set(stepped)
     own = [(name, p) for name, p in named if p in stepped or not p.requires_grad]

@@ -87,26 +87,23 @@ class Rounds:
     def declare(self, kind: str, shapes: Shapes, compressed: bool) -> None:
         """Prepare to average vectors of these shapes. All workers call this."""
         self._shapes[kind], self._compressed[kind] = shapes, compressed
-        self._open(kind)
-
-    def _open(self, kind: str) -> None:
-        """Declare the vectors of a kind of round in a new exchange."""
         exchange = Exchange(self._group)
         about = [*self._about, ("", {"kind of round": kind})]
         exchange.declare(self._tensors(kind), about=about)
+        if self._epoch is not None:
+            exchange.set_epoch(self._epoch)
         self.exchanges[kind] = exchange
 
     def renew(self, about: Facts, params: Mapping[str, CompressionParams]) -> None:
-        """Declare all rounds again, with other facts and compression. All workers call this.
+        """Forget all rounds. They must be declared again, with these facts and this compression.
 
         Residuals start from zero.
         """
         self._about, self._params = about, params
-        for kind in self._shapes:
-            self.exchanges[kind].close()
-            self._open(kind)
-        if self._epoch is not None:
-            self.set_epoch(self._epoch)
+        for exchange in self.exchanges.values():
+            exchange.close()
+        self.exchanges.clear()
+        self._shapes.clear()
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the compressors the epoch, counted from 0."""

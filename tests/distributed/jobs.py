@@ -487,6 +487,63 @@ def automatic_local_steps(arguments):
     return result
 
 
+def automatic_powersgd(arguments):
+    """Train with powersgd and "auto"; returns weights, decisions and log lines.
+
+    arguments: shapes, folder, rate (the speed of the simulated link, in bytes per second). The
+    results have the prefixes of `automatic_local_steps`, with checkpoints of steps 0 and 3.
+    "plain/" is a trainer without algorithm; "fast/" is told that the link is fast.
+    """
+    shapes, folder = arguments["shapes"], Path(arguments["folder"])
+    auto = {"compressor": "auto", "accuracy": "aggressive"}
+    result, lines = {}, []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+
+    def train(name, begin=None, rate=None, compression=auto, algorithm="powersgd"):
+        if rate is not None:
+            way = Way(0.0, rate)
+            probe.measured = lambda *_: Measured(Link(way, way, way), {})
+        params = _parameters(shapes)
+        options = {"name": algorithm, "rank": 2} if algorithm else None
+        trainer = bps.DistributedTrainer(
+            params,
+            "sgd",
+            {"learning_rate": 0.01},
+            compression_params=compression,
+            algorithm=options,
+        )
+        if begin is not None:
+            trainer.load_states(str(folder / f"{begin}-{bps.rank()}"))
+        lines.clear()
+        for step in range(begin or 0, 6):
+            if name == "chosen" and step in (0, 3):
+                trainer.save_states(str(folder / f"{step}-{bps.rank()}"))
+            _backward(params, gradients_of(bps.rank(), step, shapes))
+            trainer.step(1)
+        result.update((f"{name}/w{i}", p.data().asnumpy()) for i, p in enumerate(params))
+        if algorithm:
+            decision = trainer._averaging._automatic.decision or ()
+            result[f"{name}/decision"] = np.array(list(map(str, decision)), str)
+            result[f"{name}/log"] = np.array(lines, str)
+
+    really = probe.measured
+    try:
+        train("chosen", rate=arguments["rate"])
+        train("given", compression={"fp16": True})
+        train("early", begin=0)
+        train("late", begin=3, rate=1e15)
+        train("fast")
+        train("plain", compression=None, algorithm=None)
+        probe.measured = really
+        train("measured")
+    finally:
+        probe.measured = really
+        logger.removeHandler(handler)
+    return result
+
+
 def shares_of_a_gradient(arguments):
     """Exchange a gradient once for each of `shares`, the share of its elements that is not 0.
 

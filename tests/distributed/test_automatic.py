@@ -112,6 +112,45 @@ def test_the_interval_of_local_steps_stays_where_nothing_is_sent(tmp_path):
     check_local_steps(run_machine(*local_steps(tmp_path)), "none", 30, logs=0)
 
 
+def powersgd(folder):
+    return "automatic_powersgd", {"shapes": SHAPES, "folder": str(folder), "rate": 1e5}
+
+
+def check_powersgd(results, decision, logs=1):
+    """Check whether gradients are compressed, in the way of `check`."""
+    for rank, result in enumerate(results):
+        for prefix in ("chosen", "early", "late"):
+            assert list(result[f"{prefix}/decision"]) == decision, prefix
+            for a, b in zip(weights(result, "chosen"), weights(result, prefix)):
+                np.testing.assert_array_equal(a, b, err_msg=prefix)
+        same = "given" if decision[0] == "fp16" else "plain"
+        for name, other in (("chosen", same), ("fast", "plain")):
+            for a, b in zip(weights(result, name), weights(result, other)):
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * (other == "plain"))
+        assert list(result["fast/decision"]) == ["none", "0"]
+        for prefix in ("chosen", "early", "fast", "measured"):
+            assert len(result[f"{prefix}/log"]) == (logs if rank == 0 else 0)
+        assert not len(result["late/log"])
+        for key, array in result.items():
+            if not key.endswith("/log"):
+                np.testing.assert_array_equal(array, results[0][key], err_msg=key)
+
+
+@pytest.mark.parametrize("of_a_machine", [1, 2])
+def test_all_choose_whether_powersgd_compresses_and_keep_it(tmp_path, of_a_machine):
+    results = run(*powersgd(tmp_path), 2, 1, {"BYTEPS_LOCAL_SIZE": of_a_machine})
+    check_powersgd(results, ["fp16", "2"])
+
+
+def test_all_choose_whether_powersgd_compresses_over_horovod(tmp_path):
+    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    check_powersgd(run_horovod(*powersgd(tmp_path)), ["fp16", "2"])
+
+
+def test_powersgd_does_not_compress_where_nothing_is_sent(tmp_path):
+    check_powersgd([run_local(*powersgd(tmp_path))], ["none", "0"], logs=0)
+
+
 @needs_namespaces
 def test_a_slow_link_is_measured_to_be_slow_and_gradients_are_compressed(tmp_path):
     job = {"shapes": [(500, 500), (10,)], "compression_params": {"compressor": "auto"}}

@@ -628,9 +628,9 @@ def auto_measures_the_link_and_the_steps():
     decision = optimizer.compression_state.automatic.decision
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, decision)
-    assert len(set(gathered)) == 1 and decision.every % 5 == 0
+    assert len(set(gathered)) == 1 and decision.value % 5 == 0
     assert len(lines) == (dist.get_rank() == 0 and dist.get_world_size() > 1)
-    assert_alike(train(net, optimizer, range(AUTO_STEPS, decision.every)))
+    assert_alike(train(net, optimizer, range(AUTO_STEPS, decision.value)))
     optimizer.compression_state.close()
 
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gluon_gc.torch as bps
 from gluon_gc.algorithms import parse, powersgd
 from gluon_gc.algorithms.powersgd import random_row
+from gluon_gc.auto.algorithm import Decision
 from gluon_gc.torch.framework import PyTorch
 from tests.algorithm_replay import PowerSGDReplay
 from tests.torch.algorithm_jobs import ONEBIT, loaded, saved
@@ -22,12 +23,14 @@ from tests.torch.common import (
     assert_alike,
     do_jobs,
     flat,
+    logged,
     loss_of,
     other_parameters_are_told,
     raised,
     sgd,
     step_with_closures,
 )
+from tests.torch.jobs import link_of
 
 SHAPES = {"conv": (16, 8, 3, 3), "embedding": (60, 9), "bias": (7,), "tiny": (3, 3)}
 STEPS = 9
@@ -375,6 +378,77 @@ def what_is_not_finite_is_named_by_all():
 
 def workers_that_begin_with_other_parameters_are_told():
     other_parameters_are_told(distributed)
+
+
+# "auto"
+
+
+def auto_chooses_whether_gradients_are_compressed():
+    """All workers choose the same, as if given; a checkpoint before or after it resumes."""
+    alone = dist.get_world_size() == 1
+    auto = {"compressor": "auto", "accuracy": "aggressive"}
+
+    def made(params=auto, **options):
+        net = Net()
+        return net, distributed(net, 2, params, start=2, **options)
+
+    with link_of(1e4), logged() as lines:
+        net, optimizer = made()
+        state = optimizer.compression_state
+        state.set_epoch(0)
+        assert state.options == {"name": "powersgd", "rank": "auto", "start": 2}
+        boxes = {}
+        for step in range(8):
+            if step in (0, 1, 5):
+                boxes[step] = saved(state)
+            train(net, optimizer, [step])
+    expected, given = (("none", 0), None) if alone else (("fp16", 2), {"fp16": True})
+    assert state.automatic.decision == expected and state.options["rank"] == expected[1]
+    assert len(lines) == (dist.get_rank() == 0 and not alone), lines
+    assert not lines or lines[0].endswith(": powersgd")
+    others = [optimizer]
+    if not alone:
+        same, of_same = made(given)
+        assert torch.equal(train(same, of_same, range(8)), flat(net))
+        others.append(of_same)
+    for begin, box in boxes.items():
+        with link_of(1e15 if begin else 1e4):
+            resumed, other = made()
+            other.compression_state.load_state_dict(loaded(box))
+            assert (other.compression_state.automatic.decision is None) == (begin == 0)
+            assert torch.equal(train(resumed, other, range(begin, 8)), flat(net)), begin
+        others.append(other)
+    with link_of(1e15):
+        fast, whole = made()
+        train(fast, whole, range(4))
+    assert whole.compression_state.automatic.decision == ("none", 0)
+    assert not whole.compression_state.driver.state["total"]
+    averaged = Net()
+    plain = bps.DistributedOptimizer(sgd(averaged), averaged.named_parameters())
+    torch.testing.assert_close(train(averaged, plain, range(4)), flat(fast))
+    if not alone:
+        box = loaded(boxes[5])
+        said = "compression of parameter"
+        raised(ValueError, said, lambda: whole.compression_state.load_state_dict(box))
+        fixed = made({"fp16": True})[1]
+        fixed.compression_state.load_state_dict(box)
+        half, of_half = made({"fp16": True})
+        train(half, of_half, range(1))
+        of_half.compression_state.take(Decision("fp16", 0))
+        said = "set of parameters with a total"
+        raised(ValueError, said, lambda: of_half.compression_state.load_state_dict(box))
+        others += [fixed, of_half]
+    for one in (whole, plain, *others):
+        one.compression_state.close()
+
+
+def auto_measures_the_link_and_the_products():
+    with logged() as lines:
+        net = Net()
+        optimizer = distributed(net, 2, {"compressor": "auto", "accuracy": "aggressive"})
+        assert_alike(train(net, optimizer, range(3)))
+    assert len(lines) == (dist.get_rank() == 0 and dist.get_world_size() > 1), lines
+    optimizer.compression_state.close()
 
 
 if __name__ == "__main__":

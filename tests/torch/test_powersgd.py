@@ -17,6 +17,8 @@ ALONE = (
     "a_checkpoint_fits_another_start",
     "what_cannot_work_is_refused_by_name",
     "what_is_not_finite_is_named_by_all",
+    "auto_chooses_whether_gradients_are_compressed",
+    "auto_measures_the_link_and_the_products",
 )
 JOBS = test_workers.HERE / "powersgd_jobs.py"
 

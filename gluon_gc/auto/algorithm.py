@@ -1,0 +1,189 @@
+"""The base class of "auto" for an algorithm: what was given, and what was chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import (
+    Any,
+    ClassVar,
+    Dict,
+    Hashable,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+from ..algorithms import Algorithm
+from ..compression import CompressionParams
+from ..plan import Tensor
+from .choice import Topology
+from .selection import Measure, recalled
+
+
+class Decision(NamedTuple):
+    """A choice of "auto".
+
+    Parameters
+    ----------
+    name : str
+        The name of the candidate that compresses the vectors of rounds.
+    value : int
+        The value of the algorithm's `chosen_option`.
+    """
+
+    name: str
+    value: int
+
+
+class AutomaticAlgorithm:
+    """The algorithm and the compression of a trainer, before and after "auto" has chosen them.
+
+    Without "auto", they are as given from the start. Subclasses choose for one algorithm.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    params : mapping of CompressionParams
+        The requested compression of each parameter, by name or index.
+    option_given : bool
+        Whether the user has given the algorithm's `chosen_option`.
+
+    Attributes
+    ----------
+    automatic : bool
+        Whether a parameter has the compressor "auto".
+    decision : Decision, optional
+        None: there is no choice yet.
+    algorithm : Algorithm
+    params : dict of CompressionParams
+        The compression of each parameter.
+    """
+
+    until_chosen: ClassVar[Mapping[str, int]] = {}
+    """The algorithm's options until the choice."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        params: Mapping[Hashable, CompressionParams],
+        option_given: bool,
+    ) -> None:
+        self._given, self._requested, self._option_given = algorithm, params, option_given
+        self._accuracies = {p.accuracy for p in params.values()} - {None}
+        self.automatic = bool(self._accuracies)
+        self.take(None)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether "auto" still has to choose."""
+        return self.automatic and self.decision is None
+
+    @property
+    def accuracy(self) -> str:
+        """The accuracies that limit the choice, for the log."""
+        return "/".join(sorted(self._accuracies))
+
+    def described(self) -> Dict[str, Any]:
+        """The name and the options of the algorithm, for logs, checks and checkpoints."""
+        options = self.algorithm.described()
+        if self.undecided:
+            options.update({option: getattr(self._given, option) for option in self.until_chosen})
+            if self.chooses_option:
+                options[self.algorithm.chosen_option] = "auto"
+        return {"name": self.algorithm.name, **options}
+
+    def take(self, decision: Optional[Sequence[Any]]) -> None:
+        """Use a decision: rank 0's, or a checkpoint's. None: take back the last one."""
+        self.decision: Optional[Decision] = None
+        until_chosen = self.until_chosen if self.automatic else {}
+        self.algorithm = replace(self._given, **until_chosen)
+        self.params = dict(self._requested)
+        if decision is None:
+            return
+        self.decision = Decision(*decision)
+        name, value = self.decision
+        self.algorithm = replace(self._given, **{self._given.chosen_option: value})
+        ways = {key: self.ways(params, name) for key, params in self._requested.items()}
+        self.params = {key: way for key, (_, way) in ways.items()}
+
+    def recalled(
+        self, saved: Mapping[Hashable, Any], algorithm: Optional[Mapping[str, Any]]
+    ) -> Optional[Decision]:
+        """Return the decision in a checkpoint; None if it has none, or one is made already.
+
+        Parameters
+        ----------
+        saved : mapping
+            The identities of the CompressionParams in the checkpoint, by the key of `params`.
+        algorithm : mapping, optional
+            The algorithm's name and options in the checkpoint.
+        """
+        if not self.undecided or not algorithm or algorithm["name"] != self.algorithm.name:
+            return None
+        automatic = [
+            (params, recalled(params, saved[key]))
+            for key, params in self._requested.items()
+            if params.accuracy is not None and saved.get(key) is not None
+        ]
+        if not automatic:
+            return None
+        option = self._given.chosen_option
+        value = algorithm[option] if self.chooses_option else getattr(self._given, option)
+        for name in self.names([params for params, _ in automatic]):
+            if all(found == self.ways(params, name)[0] for params, found in automatic):
+                return Decision(name, value)
+        return None
+
+    # What subclasses choose
+
+    @property
+    def chooses_option(self) -> bool:
+        """Whether "auto" also chooses the algorithm's `chosen_option`."""
+        raise NotImplementedError
+
+    @property
+    def seconds(self) -> float:
+        """What `choose` needs from the slowest worker, measured on this one."""
+        raise NotImplementedError
+
+    def due(self) -> bool:
+        """Count a step, at its start. Return whether the workers must choose now."""
+        return self.undecided
+
+    def choose(
+        self,
+        tensors: Sequence[Tensor],
+        shapes: Sequence[Sequence[int]],
+        topology: Optional[Topology],
+        measure: Measure,
+        seconds: float,
+        says: bool = True,
+    ) -> Decision:
+        """Choose. All workers call this together.
+
+        Parameters
+        ----------
+        tensors : sequence of Tensor
+            The vectors of a round before the choice, with the requested params.
+        shapes : sequence of sequence of int
+            The shapes of their parameters.
+        topology : Topology, optional
+            None if nothing is sent over a network. Then nothing is compressed.
+        measure : callable
+            See `selection.Measure`.
+        seconds : float
+            The attribute of that name on the slowest worker.
+        says : bool
+            Whether to log the choice and its reason.
+        """
+        raise NotImplementedError
+
+    def names(self, several: Sequence[CompressionParams]) -> Sequence[str]:
+        """The names of the candidates for these params, the most accurate first."""
+        raise NotImplementedError
+
+    def ways(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
+        """A parameter's own candidate and its params, if candidate `name` is chosen for all."""
+        raise NotImplementedError

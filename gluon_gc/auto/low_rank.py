@@ -1,0 +1,95 @@
+"""Runs "auto" for the algorithm powersgd: chooses whether gradients are compressed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Dict, Optional, Sequence, Tuple
+
+from .. import env
+from ..compression import CompressionParams, candidates
+from ..compression.auto import FP16, PLAIN
+from ..log import logger
+from ..plan import Tensor
+from . import speed
+from .algorithm import AutomaticAlgorithm, Decision
+from .choice import Measured, Topology, fastest, gains_enough, seconds_of
+from .selection import Measure
+
+LOW_RANK = "powersgd"
+"""The name of the candidate that sends factors in float16."""
+
+
+class AutomaticPowerSGD(AutomaticAlgorithm):
+    """Chooses in the first step: whole gradients, in float32 or float16, or factors in float16.
+
+    A decision with rank 0 stands for whole gradients.
+    """
+
+    until_chosen = {"rank": 0, "start": 0}
+    chooses_option = True
+
+    @property
+    def seconds(self) -> float:
+        """The time of all products for one element of a matrix, on this worker."""
+        return speed.of_low_rank(self._given.rank)
+
+    def names(self, several: Sequence[CompressionParams]) -> Sequence[str]:
+        return [PLAIN, FP16]
+
+    def ways(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
+        return (name, candidates(params)[name]) if params.accuracy else ("", params)
+
+    def choose(
+        self,
+        tensors: Sequence[Tensor],
+        shapes: Sequence[Sequence[int]],
+        topology: Optional[Topology],
+        measure: Measure,
+        seconds: float,
+        says: bool = True,
+    ) -> Decision:
+        """Choose; `seconds` is the time for an element on the slowest worker."""
+        if topology is None:
+            return Decision(PLAIN, 0)
+        measured = measure({})
+        of_tensor = {tensor.name: tensor for tensor in tensors}
+        named = dict(zip(of_tensor, map(tuple, shapes)))
+        rounds = replace(self._given, start=0).rounds(named).values()
+        factors = [
+            replace(of_tensor[name], size=math.prod(shape))
+            for vectors in rounds
+            for name, shape in vectors.items()
+        ]
+        costs = {
+            PLAIN: self._seconds(tensors, PLAIN, measured, topology),
+            FP16: self._seconds(tensors, FP16, measured, topology),
+            LOW_RANK: self._seconds(factors, FP16, measured, topology)
+            + (len(rounds) - 1) * measured.link.float16.message
+            + seconds * sum(tensor.size for tensor in tensors),
+        }
+        name = fastest(costs)
+        if not gains_enough(costs[name], costs[PLAIN]):
+            name = PLAIN
+        if says:
+            logger.warning("%s", self._explained(name, costs, measured))
+        rank = self._given.rank if name == LOW_RANK else 0
+        return Decision(PLAIN if name == PLAIN else FP16, rank)
+
+    def _seconds(
+        self, tensors: Sequence[Tensor], name: str, measured: Measured, topology: Topology
+    ) -> float:
+        """The predicted seconds for the exchange of these tensors."""
+        partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
+        return sum(
+            seconds_of(tensor, *self.ways(tensor.params, name), measured, topology, partition_bytes)
+            for tensor in tensors
+        )
+
+    def _explained(self, name: str, costs: Dict[str, float], measured: Measured) -> str:
+        """The log line with the choice and its reason."""
+        took = ", ".join(f"{each} {cost:.3g} s" for each, cost in costs.items())
+        return (
+            f"auto, {self.accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; an "
+            f"exchange of all gradients should take {took}: {name}"
+        )
