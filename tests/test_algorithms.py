@@ -161,6 +161,34 @@ def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped, op
         np.testing.assert_array_equal(results[0][name], results[1][name])
 
 
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_parameters_start_from_the_anchor_after_a_round_that_fails(overlap):
+    class Failing(Worker):
+        def start(self, request):
+            averages = super().start(request)
+            return self.fail if request.kind == "difference.1" else averages
+
+        def fail(self):
+            raise RuntimeError("a NaN")
+
+    worker = Failing(0, 1)
+    worker.meet = dict
+    options = {"name": "local_steps", "every": 4, "fragments": 2, "overlap": overlap}
+    driver = Driver(algorithms.parse(options), worker)
+    for step in range(3 + overlap):
+        worker.draw(step)
+        driver.step(worker.update)
+    before = {name: array.copy() for name, array in worker.values.items()}
+    worker.draw(3 + overlap)
+    with pytest.raises(RuntimeError, match="a NaN"):
+        driver.step(worker.update)
+    failed = worker.declared["difference.1"]
+    for name, value in worker.values.items():
+        start = driver.state["anchor"][name] if name in failed else before[name]
+        step = 0 if name in failed else np.float32(0.1) * worker.grads[name]
+        np.testing.assert_array_equal(value, start - step)
+
+
 def test_a_checkpoint_has_the_averages_that_are_still_to_arrive_and_says_when():
     worker = Worker(0, 1)
     worker.meet = dict

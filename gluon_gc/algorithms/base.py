@@ -62,7 +62,7 @@ class Round(NamedTuple):
         The arrays, by parameter: all that `Algorithm.rounds` declares for this kind, without those
         of frozen parameters.
     delay : int
-        The averages arrive this number of steps later, in `Step.arrived`, while training goes on.
+        The averages arrive this number of steps later, by `Step.arrived`, while training goes on.
         0: they arrive in this step.
     waits : bool
         If the averages arrive in this step, whether they are the result of `yield`. Otherwise the
@@ -95,7 +95,8 @@ class Step:
     framework : Framework
         Functions of the framework that owns the arrays.
     arrived : mapping
-        The averages of delayed rounds that arrive in this step, by kind of round and parameter.
+        For each kind of round whose averages arrive in this step, a function that waits for them
+        and returns them. It raises the round's error.
     adam : Adam, optional
         The wrapped optimizer, if the algorithm needs Adam.
     """
@@ -105,7 +106,7 @@ class Step:
     gradients: Arrays
     update: Callable[[], None]
     framework: Framework
-    arrived: Mapping[str, Arrays] = field(default_factory=dict)
+    arrived: Mapping[str, Callable[[], Arrays]] = field(default_factory=dict)
     adam: Optional[Adam] = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple, Union
+from typing import Callable, Dict, Mapping, Optional, Protocol, Tuple, Union
 
 from ..log import logger
 from .adam import Adam
@@ -102,7 +102,7 @@ class Driver:
         self._declared = self._begun = False
         self._checked_variance = False  # whether `_warn_of_untrained` has looked
         # The delayed rounds: by kind of round and step, functions that wait for the averages.
-        self._under_way: Dict[Tuple[str, int], List[Callable[[], Arrays]]] = {}
+        self._under_way: Dict[Tuple[str, int], Callable[[], Arrays]] = {}
 
     def declare(self) -> None:
         """Prepare all rounds, at the first call only. All workers call this."""
@@ -137,7 +137,7 @@ class Driver:
         self._under_way.clear()
         for kind in state.keys() - self.state.keys():
             round_kind, _, step = kind.partition(_ARRIVING)
-            self._under_way[round_kind, int(step)] = [partial(dict, state[kind])]
+            self._under_way[round_kind, int(step)] = partial(dict, state[kind])
 
     def is_shared(self, kind: str) -> bool:
         """Whether a kind of `saved_state` is equal on all workers."""
@@ -150,15 +150,14 @@ class Driver:
         """
         self.finish()
         saved = dict(self.state)
-        for (kind, step), (averages,) in self._under_way.items():
+        for (kind, step), averages in self._under_way.items():
             saved[f"{kind}{_ARRIVING}{step}"] = averages()
         return saved
 
     def finish(self) -> None:
         """Wait for the rounds that are under way. Their averages still arrive in their steps."""
-        for due, waiting in self._under_way.items():
-            averages = {name: array for wait in waiting for name, array in wait().items()}
-            self._under_way[due] = [partial(dict, averages)]
+        for due, wait in self._under_way.items():
+            self._under_way[due] = partial(dict, wait())
 
     def use(self, algorithm: Algorithm) -> None:
         """Run this algorithm from the next step on: the same one, with other options.
@@ -200,8 +199,7 @@ class Driver:
         wait = self._front_end.start(request)
         if not request.delay:
             return wait() if request.waits else wait
-        due = request.kind, self.steps + request.delay
-        self._under_way.setdefault(due, []).append(wait)
+        self._under_way[request.kind, self.steps + request.delay] = wait
         return {}
 
     def _warn_of_untrained(self, adam: Adam, parameters: Arrays) -> None:
@@ -220,13 +218,10 @@ class Driver:
                 last,
             )
 
-    def _arrived(self) -> Dict[str, Arrays]:
-        """Wait for the averages that arrive in this step. The result has them by kind of round."""
-        arrived: Dict[str, Dict[str, Array]] = {}
-        for kind, step in [due for due in self._under_way if due[1] == self.steps]:
-            for wait in self._under_way.pop((kind, step)):
-                arrived.setdefault(kind, {}).update(wait())
-        return arrived
+    def _arrived(self) -> Dict[str, Callable[[], Arrays]]:
+        """The functions that wait for the averages of this step, by kind of round."""
+        due = [key for key in self._under_way if key[1] == self.steps]
+        return {kind: self._under_way.pop((kind, step)) for kind, step in due}
 
     def _shapes(self) -> Shapes:
         parameters = self._front_end.parameters()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
 
 from .. import plan
 from ..options import Option, first_match, real, require_matches, switch, whole
-from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
+from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, State, Step, register
 
 _OUTER = ("outer_lr", "outer_momentum", "nesterov")
 """The options that `overrides` may replace for some parameters."""
@@ -115,23 +116,22 @@ class LocalSteps(Algorithm):
             "outer_momentum": {name: 0.0 * x for name, x in parameters.items()},
         }
 
-    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+    def step(self, at: Step, state: State) -> Rounds:
         at.update()
-        for mean in at.arrived.values():
-            self._outer_step(mean, at, state)
         turns = [(turn + 1) * self.every // self.fragments for turn in range(self.fragments)]
         due = [(at.number - turn) % self.every == 0 for turn in turns]
-        if not any(due):
+        if not (at.arrived or any(due)):
             return
         fragments = self._fragments({name: x.shape for name, x in at.parameters.items()})
+        for kind, wait in at.arrived.items():
+            with _restarting(fragments.get(kind, at.parameters), at, state):
+                mean = wait()
+            self._outer_step(mean, at, state)
         for (kind, names), is_due in zip(fragments.items(), due):
             if is_due:
                 differences = {name: state["anchor"][name] - at.parameters[name] for name in names}
-                try:
+                with _restarting(names, at, state):
                     mean = yield Round(kind, differences, self.overlap)
-                except Exception:
-                    _restart(names, at, state)
-                    raise
                 self._outer_step(mean, at, state)
 
     def _fragments(self, shapes: Shapes) -> Dict[str, List[str]]:
@@ -144,13 +144,10 @@ class LocalSteps(Algorithm):
             return {"difference": names[0]}
         return {f"difference.{number}": of_fragment for number, of_fragment in enumerate(names)}
 
-    def _outer_step(self, mean: Arrays, at: Step, state: Mapping[str, Dict[str, Array]]) -> None:
+    def _outer_step(self, mean: Arrays, at: Step, state: State) -> None:
         """Change anchors, momentum and parameters by the mean differences."""
-        try:
+        with _restarting(mean, at, state):
             at.framework.wait(mean.values())
-        except Exception:
-            _restart(mean, at, state)
-            raise
         anchors, velocities = state["anchor"], state["outer_momentum"]
         for name, difference in mean.items():
             lr, mu, nesterov = self._outer_options(name)
@@ -167,7 +164,12 @@ class LocalSteps(Algorithm):
         return [own.get(option, getattr(self, option)) for option in _OUTER]
 
 
-def _restart(names: Iterable[str], at: Step, state: Mapping[str, Dict[str, Array]]) -> None:
-    """Set these parameters to their anchors."""
-    for name in names:
-        at.parameters[name][:] = state["anchor"][name]
+@contextmanager
+def _restarting(names: Iterable[str], at: Step, state: State) -> Iterator[None]:
+    """If the block fails, set these parameters to their anchors."""
+    try:
+        yield
+    except Exception:
+        for name in names:
+            at.parameters[name][:] = state["anchor"][name]
+        raise

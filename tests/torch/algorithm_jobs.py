@@ -704,6 +704,16 @@ def what_is_not_finite_in_a_round_is_named_by_all():
         said = "the difference of parameter second.weight has a NaN or an infinity in step 2"
         raised(RuntimeError, said, optimizer.step)
         optimizer.compression_state.close()
+    net = Net()
+    optimizer = distributed(net, {**every(2), "overlap": 1})
+    train(net, optimizer, [0])
+    if dist.get_rank() == 0:
+        net.second.weight.grad[3, 4] = float("nan")
+    optimizer.step()
+    raised(RuntimeError, said, optimizer.step)
+    for name, anchor in optimizer.compression_state.driver.state["anchor"].items():
+        assert torch.equal(net.get_parameter(name), anchor), name
+    optimizer.compression_state.close()
 
 
 def algorithms_that_ask_for_different_rounds_raise():
