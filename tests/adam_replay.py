@@ -17,7 +17,7 @@ def onebit_replay(values, freeze_step, mean=None, **settings):
 
     `values` are the first parameters, and `settings` those of Adam.
     """
-    optimizer = mx.optimizer.Adam(**settings)
+    optimizer, clip = mx.optimizer.Adam(**settings), settings.get("clip_gradient", np.inf)
     updater, arrays = mx.optimizer.get_updater(optimizer), {}
 
     def warm_up(replay, means):
@@ -36,6 +36,6 @@ def onebit_replay(values, freeze_step, mean=None, **settings):
         (optimizer.beta1, optimizer.beta2),
         optimizer.lr,
         coupled=settings.get("wd", 0.0),
-        clip=settings.get("clip_gradient", np.inf),
+        clip=clip if clip > 0 else np.inf,
         mean=mean,
     )

@@ -248,6 +248,35 @@ def test_zero_one_adam_restarts_from_the_anchor_after_a_round_that_fails():
     assert all(np.isfinite(x).all() and (x != before[n]).any() for n, x in worker.values.items())
 
 
+def test_a_step_that_fails_does_not_count():
+    class Failing(AdamWorker):
+        fails = 0
+
+        def start(self, request):
+            averages = super().start(request)
+            return self.fail if self.fails else averages
+
+        def fail(self):
+            self.fails -= 1
+            raise RuntimeError("a NaN")
+
+    workers = Failing(0, 1), Failing(0, 1)
+    for worker, failing in zip(workers, ([], [2, 6, 7])):
+        worker.meet = dict
+        driver = Driver(algorithms.parse(onebit_adam(4)), worker)
+        for step in range(9):
+            worker.draw(step)
+            if step in failing:
+                worker.fails = 2
+                for _ in range(2):
+                    with pytest.raises(RuntimeError, match="a NaN"):
+                        driver.step(worker.update, worker)
+            driver.step(worker.update, worker)
+        assert driver.steps == worker.steps == 9
+    for name in SHAPES:
+        np.testing.assert_array_equal(workers[0].values[name], workers[1].values[name])
+
+
 def test_the_length_of_the_warm_up_must_be_given():
     with pytest.raises(KeyError, match=r"\['freeze_step'\] is missing; onebit_adam needs it"):
         algorithms.parse("onebit_adam")

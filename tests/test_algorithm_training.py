@@ -159,6 +159,22 @@ def test_what_is_resumed_between_rounds_is_bit_for_bit_what_never_stopped(
         assert_equal(resumed, {param.name: param.data().asnumpy() for param in never})
 
 
+def test_saving_before_the_first_step_changes_nothing(tmp_path):
+    results = []
+    for saves in (False, True):
+        params, trainer = make(SHAPES, SGD, algorithm=LOCAL)
+        if saves:
+            trainer.save_states(str(tmp_path / "states"))
+        for param in params:
+            param.set_data(5 * mx.nd.ones(param.shape))
+        for step in range(4):
+            backward(params, gradients(step, SHAPES))
+            trainer.step(2)
+        results.append([param.data().asnumpy() for param in params])
+    for one, other in zip(*results):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_states_of_another_algorithm_are_refused_and_nothing_changes(tmp_path):
     with_it, without = str(tmp_path / "with"), str(tmp_path / "without")
     trained(4)[1].save_states(with_it)

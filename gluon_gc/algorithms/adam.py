@@ -26,7 +26,15 @@ class Update(NamedTuple):
 
 
 class Adam(Protocol):
-    """The wrapped Adam optimizer in one step, by the names of the parameters."""
+    """The wrapped Adam optimizer in one step, by the names of the parameters.
+
+    Attributes
+    ----------
+    steps : int
+        The number of steps that the optimizer has counted for the first parameter.
+    """
+
+    steps: int
 
     def moments(self, name: str) -> Tuple[Array, Array]:
         """The first and second moment, which the algorithm may write to."""

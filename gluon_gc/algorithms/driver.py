@@ -8,7 +8,7 @@ from typing import Callable, Dict, Mapping, Optional, Protocol, Tuple, Union
 
 from ..log import logger
 from .adam import Adam
-from .base import Algorithm, Array, Arrays, Round, Shapes, Step
+from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step
 from .framework import Framework
 
 
@@ -99,7 +99,7 @@ class Driver:
         self.algorithm, self._front_end = algorithm, front_end
         self.steps = 0
         self.state: Dict[str, Dict[str, Array]] = {}
-        self._declared = self._begun = False
+        self._declared = False
         self._checked_variance = False  # whether `_warn_of_untrained` has looked
         # The delayed rounds: by kind of round and step, functions that wait for the averages.
         self._under_way: Dict[Tuple[str, int], Callable[[], Arrays]] = {}
@@ -113,10 +113,12 @@ class Driver:
                 self._front_end.declare(kind, shapes, compressed)
 
     def begin(self) -> None:
-        """Prepare the first step, at the first call only. All workers call this."""
+        """Prepare the first step. All workers call this.
+
+        Until the first step, later calls make the state again, because parameters may have changed.
+        """
         self.declare()
-        if not self._begun:
-            self._begun = True
+        if not self.steps:
             self.state = self.algorithm.begin(self._front_end.parameters())
 
     def go_on(self, steps: int, state: Dict[str, Dict[str, Array]]) -> None:
@@ -131,8 +133,7 @@ class Driver:
             The result of `saved_state`.
         """
         self.declare()
-        self.steps, self._begun = steps, steps > 0
-        self._checked_variance = False
+        self.steps, self._checked_variance = steps, False
         self.state = {kind: arrays for kind, arrays in state.items() if not is_arriving(kind)}
         self._under_way.clear()
         for kind in state.keys() - self.state.keys():
@@ -155,20 +156,23 @@ class Driver:
         return saved
 
     def finish(self) -> None:
-        """Wait for the rounds that are under way. Their averages still arrive in their steps."""
+        """Wait for the rounds that are under way. Their results still arrive in their steps."""
         for due, wait in self._under_way.items():
-            self._under_way[due] = partial(dict, wait())
+            with suppress(Exception):
+                self._under_way[due] = partial(dict, wait())
 
     def use(self, algorithm: Algorithm) -> None:
         """Run this algorithm from the next step on: the same one, with other options.
 
-        Its rounds must be declared again. Before the first step, its state is made again.
+        Its rounds must be declared again.
         """
         self.algorithm, self._declared = algorithm, False
-        self._begun = self._begun and self.steps > 0
 
     def step(self, update: Callable[[], None], adam: Optional[Adam] = None) -> None:
         """Make a step.
+
+        One that fails does not count if gradients are averaged and the optimizer has not counted
+        it.
 
         Parameters
         ----------
@@ -184,7 +188,17 @@ class Driver:
         if adam is not None:
             self._warn_of_untrained(adam, own[0])
         at = Step(self.steps, *own, update, front_end.framework, self._arrived(), adam)
-        rounds, answer = self.algorithm.step(at, self.state), None
+        counted = None if adam is None else adam.steps
+        try:
+            self._run(self.algorithm.step(at, self.state))
+        except Exception:
+            if self.algorithm.averages_gradients and (adam is None or adam.steps == counted):
+                self.steps -= 1
+            raise
+
+    def _run(self, rounds: Rounds) -> None:
+        """Make the rounds of a step."""
+        answer = None
         with suppress(StopIteration):
             while True:
                 request = rounds.send(answer)

@@ -50,7 +50,7 @@ class WrappedAdam:
         decay, limit = self._optimizer._get_wd(index), self._optimizer.clip_gradient
         if decay:
             gradient = gradient + decay * first_copy(self._params[index])
-        return mx.nd.clip(gradient, -limit, limit) if limit else gradient
+        return mx.nd.clip(gradient, -limit, limit) if limit and limit > 0 else gradient
 
     def as_float(self, number: NDArray) -> float:
         """The value of an array with one element; waits for it."""
@@ -62,6 +62,11 @@ class WrappedAdam:
         for device in {context.device_id for context in contexts}:
             self._optimizer._set_current_context(device)
             self._optimizer._update_count(list(self._params))
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that the optimizer has counted."""
+        return self._optimizer.num_update
 
     def update(self, name: str, frozen: int) -> Update:
         """The update of a parameter, whose second moment did not change in `frozen` steps."""

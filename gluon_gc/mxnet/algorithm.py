@@ -222,7 +222,6 @@ class AlgorithmAveraging(Averaging):
         if self._is_left_out(params, scaler, about):
             freshness.use_up(params)
             return
-        self.steps += 1
         for param in params:
             gradients = legacy(param.list_grad())
             sum_over_contexts(gradients)
@@ -232,6 +231,7 @@ class AlgorithmAveraging(Averaging):
         try:
             self._driver.step(lambda: self._update_with_averages(update), adam)
         finally:  # if an average has failed, the parameters have changed, too
+            self.steps = self._driver.steps
             freshness.use_up(params)
             spread(params)
             if adam is not None:

@@ -57,6 +57,11 @@ class WrappedAdam:
         for name in self._parameters:
             self._state(name)["step"] += 1
 
+    @property
+    def steps(self) -> int:
+        """The number of steps that the optimizer has counted for the first parameter."""
+        return int(self._state(next(iter(self._parameters)))["step"])
+
     def update(self, name: str, frozen: int) -> Update:
         """Return the update of a parameter, whose exp_avg_sq did not change in `frozen` steps."""
         state, group = self._state(name), self._group(name)
