@@ -43,9 +43,10 @@ GLUON_GC_HOST_DEVICE T norm_of_squares(double sum) {
   return is_finite(norm) && norm > largest_finite<T> ? largest_finite<T> : static_cast<T>(norm);
 }
 
-// The factor that clips an l2 norm to `max_norm`. It is NaN if the norm is NaN, and 0 if the norm is infinite.
+// The factor that clips an l2 norm to `max_norm`. It is 1 if the norm is not finite, so that a NaN or an infinity stays in
+// its own gradient.
 GLUON_GC_HOST_DEVICE double clipping_factor(double norm, double max_norm) {
-  return norm <= max_norm ? 1 : max_norm / norm;
+  return norm <= max_norm || !is_finite(norm) ? 1 : max_norm / norm;
 }
 
 // The same for DGC: the factor is NaN if the norm is NaN or infinite.

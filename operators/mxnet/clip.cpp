@@ -4,9 +4,8 @@
 //
 //     norm = scale * sqrt(sum of squares of all gradients),  factor = min(1, max_norm / norm)
 //
-//     The caller multiplies the gradients by the factor. It is NaN if the norm is NaN, and 0 if the norm is infinite,
-//     so that an infinity becomes a NaN. There are `gradients` gradients, of any float dtype. On the CPU they may be
-//     row_sparse. Each gradient is summed in the fixed tree of sums.h; then these sums are added in input order.
+//     The caller multiplies the gradients by the factor. It is 1 if the norm is not finite. There are `gradients`
+//     gradients, of any float dtype. On the CPU they may be row_sparse. Each gradient is summed in the fixed tree of sums.h; then these sums are added in input order.
 #include <algorithm>
 #include <cmath>
 

@@ -60,9 +60,7 @@ def test_many_arrays_of_several_dtypes_take_few_launches(gpu):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_makes_a_factor_that_tells(gpu, value):
+def test_what_is_not_finite_does_not_change_the_other_gradients(gpu, value):
     values = values_of("float32", (1000, 5000))
     values[1][4321] = value
-    ours, theirs = clip(values, 1.0), expected(values, 1.0)
-    assert np.isnan(ours) == np.isnan(theirs) == np.isnan(value)
-    assert np.isnan(ours) or ours == theirs == 0
+    assert clip(values, 1.0) == expected(values, 1.0) == 1
