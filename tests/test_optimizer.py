@@ -37,6 +37,27 @@ def test_a_copy_is_a_distributed_optimizer_that_updates_alike(again, cluster_of_
     np.testing.assert_array_equal(weights[0].asnumpy(), 1 - 0.25 * (1 + 3.75))
 
 
+def test_attributes_are_those_of_the_wrapped_optimizer(cluster_of_one):
+    inner = mx.optimizer.SGD(learning_rate=0.5)
+    optimizer = bps.DistributedOptimizer(inner)
+    optimizer.rescale_grad, optimizer.lr = 0.125, 0.25
+    weight = mx.nd.zeros(3)
+    optimizer.update(0, weight, mx.nd.ones(3), None)
+    np.testing.assert_array_equal(weight.asnumpy(), -0.03125)
+    optimizer.idx2name = {0: "fc_weight"}
+    optimizer.set_lr_mult({"fc_weight": 0.5})
+    optimizer.update(0, weight, mx.nd.ones(3), None)
+    np.testing.assert_array_equal(weight.asnumpy(), -0.046875)
+
+
+def test_two_optimizers_have_gradients_of_their_own(cluster_of_one):
+    for size in (3, 5):
+        optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.5))
+        weight = mx.nd.zeros(size)
+        optimizer.update(0, weight, mx.nd.ones(size), None)
+        np.testing.assert_array_equal(weight.asnumpy(), -0.5)
+
+
 def test_an_updaters_states_carry_it():
     optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.5))
     saved = mx.optimizer.get_updater(optimizer).get_states(dump_optimizer=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, List, Sequence, Tuple, Union
 
 from mxnet.ndarray import NDArray
@@ -11,24 +12,30 @@ from .push_pull import byteps_push_pull
 from .runtime import default_exchange
 from .trainer_facts import of_optimizer
 
+_numbers = itertools.count()  # equal on all workers: they create optimizers in one order
+
 
 class DistributedOptimizer(Optimizer):
     """Wraps an optimizer for the Module API or for hand-written updates.
 
-    Gradients travel uncompressed. For Gluon, use `DistributedTrainer`.
+    Gradients travel uncompressed. For Gluon, use `DistributedTrainer`. All workers must create
+    their optimizers in the same order.
 
     Parameters
     ----------
     optimizer : Optimizer
-        Applies the averaged gradients. Its attributes are attributes of this object too. The
-        workers compare its class and hyper-parameters at the first update.
+        Applies the averaged gradients. Its attributes are those of this object. The workers
+        compare its class and hyper-parameters at the first update.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an mxnet Optimizer, got {optimizer!r}")
-        self._optimizer = optimizer
-        self._compared = False  # whether the workers have compared their optimizers
+        vars(self).update(
+            _optimizer=optimizer,
+            _name=f"optimizer{next(_numbers)}",
+            _compared=False,  # whether the workers have compared their optimizers
+        )
 
     @property
     def unwrapped(self) -> Optimizer:
@@ -37,6 +44,9 @@ class DistributedOptimizer(Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._optimizer, name, value)
 
     def __reduce__(self) -> Tuple[type, Tuple[Optimizer]]:
         """For pickle and copy: the only state is the wrapped optimizer."""
@@ -71,7 +81,7 @@ class DistributedOptimizer(Optimizer):
         if not self._compared:
             facts = of_optimizer(self._optimizer)
             default_exchange().agree("DistributedOptimizer.update", facts)
-            self._compared = True
+            vars(self)["_compared"] = True
         many = isinstance(index, (list, tuple))
         for i, gradient in zip(index, grad) if many else [(index, grad)]:
-            byteps_push_pull(gradient, name=f"gradient_{i}")
+            byteps_push_pull(gradient, name=f"{self._name}.gradient_{i}")
