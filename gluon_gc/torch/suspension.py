@@ -47,6 +47,8 @@ class _Kept:
         own = coder_states.unpacked(self._saved["arrays"])
         arrays.update({place: array for place, array in own.items() if place.node == "trainer"})
         saving.apply(exchange, self._state.momentum, arrays)
+        steps = self._state.gradients
+        steps.count, steps.rates.last = self._saved["steps"], dict(self._saved["learning_rates"])
 
 
 def _sums(state: CompressionState) -> Iterator[Tuple[Place, np.ndarray]]:
