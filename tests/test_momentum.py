@@ -144,6 +144,16 @@ def test_the_optimizer_applies_no_momentum_of_its_own():
     assert set(trainer._updaters[0].states.values()) == {None}
 
 
+def test_momentum_that_is_changed_later_is_an_error():
+    parameters, trainer = make(options())
+    backward(parameters, 0)
+    trainer.step(1)
+    trainer.optimizer.momentum = 0.5
+    backward(parameters, 1)
+    with pytest.raises(ValueError, match="momentum is 0.5 now, but compressors apply 0.875"):
+        trainer.step(1)
+
+
 @pytest.mark.parametrize("saved_contexts", [1, 2])
 def test_a_checkpoint_continues_on_two_contexts(tmp_path, saved_contexts):
     def steps(parameters, trainer, numbers):

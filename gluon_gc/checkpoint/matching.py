@@ -31,28 +31,34 @@ def numbers_of_parameters(
     ValueError
         The parameters do not match.
     """
-    numbers_by_name = [{p["name"]: number for number, p in enumerate(ps)} for ps in (there, here)]
-    matching = [
-        (numbers_by_name[0][key], numbers_by_name[1][key])
-        for key in numbers_by_name[0]
-        if key in numbers_by_name[1]
-    ]
-    if not len(matching) == len(there) == len(here):
-        in_order = pairs_in_order(there, here)
-        if len(there) == len(here) and all(
-            there[a][key] == here[b][key] for a, b in in_order for key in ("shape", "dtype")
-        ):
-            if any(there[a]["name"] != here[b]["name"] for a, b in in_order):
-                logger.warning(
-                    "'%s': its parameters have other names, and are matched by their order", name
-                )
-            matching = in_order
-        else:
-            _check_names(name, there, here, strict)
+    matching, by_name = pairs(there, here)
+    if not by_name:
+        if any(there[a]["name"] != here[b]["name"] for a, b in matching):
+            logger.warning(
+                "'%s': its parameters have other names, and are matched by their order", name
+            )
+    elif not len(matching) == len(there) == len(here):
+        _check_names(name, there, here, strict)
     for a, b in matching:
         called = f"{b} ('{there[a]['name']}' there, '{here[b]['name']}' here)"
         fitting.check_parameter(name, called, there[a], here[b], _SAME)
     return dict(matching)
+
+
+def pairs(there: Sequence[Header], here: Sequence[Header]) -> Tuple[List[Tuple[int, int]], bool]:
+    """Pair the numbers of parameters in a file and in the trainer; see `numbers_of_parameters`.
+
+    The second result is whether they match by name.
+    """
+    numbers = [{p["name"]: number for number, p in enumerate(ps)} for ps in (there, here)]
+    by_name = [(numbers[0][key], numbers[1][key]) for key in numbers[0] if key in numbers[1]]
+    if not len(by_name) == len(there) == len(here):
+        in_order = _pairs_in_order(there, here)
+        if len(there) == len(here) and all(
+            there[a][key] == here[b][key] for a, b in in_order for key in ("shape", "dtype")
+        ):
+            return in_order, False
+    return by_name, True
 
 
 def _check_names(name: str, there: Sequence[Header], here: Sequence[Header], strict: bool) -> None:
@@ -75,7 +81,7 @@ def _check_names(name: str, there: Sequence[Header], here: Sequence[Header], str
     )
 
 
-def pairs_in_order(there: Sequence[Header], here: Sequence[Header]) -> List[Tuple[int, int]]:
+def _pairs_in_order(there: Sequence[Header], here: Sequence[Header]) -> List[Tuple[int, int]]:
     """Pair the numbers of parameters in a file and in the trainer by their order in the network.
 
     gluon.Trainer numbers the parameters of a dict in the order of their names as text, in which

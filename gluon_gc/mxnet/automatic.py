@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 from ..auto import selection
 from ..auto.algorithm import AutomaticAlgorithm, Decision
 from ..auto.choice import Measured
-from ..checkpoint.matching import pairs_in_order
+from ..checkpoint.matching import pairs
 from ..compression import CompressionParams, candidates
 from ..plan import Tensor
 from . import probe
@@ -81,15 +81,13 @@ def saved_compressions(
 ) -> Dict[int, Any]:
     """The compression of each parameter in a checkpoint, by its index in the trainer.
 
-    `here` is the result of `Averaging.named_parameters`. Parameters match by name, or by order if
-    no name is in the checkpoint. The header is not checked yet, so keys may be missing.
+    `here` is the result of `Averaging.named_parameters`. The header is not checked yet, so keys may
+    be missing. The result is then empty.
     """
     saved = header.get("parameters", [])
-    numbers = {parameter.get("name"): number for number, parameter in enumerate(saved)}
-    matching = [(numbers.get(parameter["name"]), i) for i, parameter in enumerate(here)]
-    if numbers.keys().isdisjoint(parameter["name"] for parameter in here):
-        matching = pairs_in_order(saved, here)
-    return {i: saved[number].get("compression") for number, i in matching if number is not None}
+    if not all({"name", "shape", "dtype"} <= set(parameter) for parameter in saved):
+        return {}
+    return {i: saved[number].get("compression") for number, i in pairs(saved, here)[0]}
 
 
 def decided(

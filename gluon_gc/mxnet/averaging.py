@@ -198,9 +198,17 @@ class Averaging(ABC):
         return {t.name for (i, _), t in self.tensors.items() if selected is None or i in selected}
 
     def named_parameters(self) -> List[Dict[str, Any]]:
-        """The name of each parameter, and its position in the network, for a checkpoint."""
+        """Each parameter's name, position in the network, shape and dtype, for a checkpoint."""
         positions = {i: position for position, i in enumerate(reversed(self._last_first))}
-        return [{"name": p.name, "position": positions[i]} for i, p in enumerate(self._params)]
+        return [
+            {
+                "name": param.name,
+                "position": positions[i],
+                "shape": list(param.shape or ()),
+                "dtype": np.dtype(param.dtype).name,
+            }
+            for i, param in enumerate(self._params)
+        ]
 
     def with_gradients(self) -> List[int]:
         """The indices of the parameters that have gradients, in the order of backward."""

@@ -22,7 +22,7 @@ from .exchange import Exchange
 from .gradient import Gradient, sums_of
 from .job import Job
 from .learning_rates import next_rate
-from .momentum import Momentum, require_outside
+from .momentum import Momentum, require_outside, require_unchanged
 from .operators import clip_factor
 from .parameters import tensor_of
 from .separation import separate
@@ -123,6 +123,7 @@ class GradientAveraging(Averaging):
         """Replace the gradients by `scale` times their averages over all workers; see `step`."""
         if self._momentum is not None:
             require_outside(optimizer)  # load_states may have replaced it
+            require_unchanged(optimizer, self._momentum.mu)
         self.steps += 1
         shared = {
             "algorithm": None,

@@ -46,6 +46,15 @@ def require_outside(optimizer: Optimizer) -> None:
         )
 
 
+def require_unchanged(optimizer: Optimizer, mu: float) -> None:
+    """Raise ValueError unless an optimizer still has the momentum that the compressors apply."""
+    if optimizer.momentum != mu:
+        raise ValueError(
+            f"the optimizer's momentum is {optimizer.momentum} now, but compressors apply {mu}: "
+            "make a new trainer, or leave out 'momentum' (and use another compressor than dgc)"
+        )
+
+
 @contextmanager
 def switched_off(optimizer: Optimizer) -> Iterator[None]:
     """A context manager in which an optimizer applies no momentum."""

@@ -66,13 +66,11 @@ class Saved:
             "parameters": [
                 {
                     **named,
-                    "shape": param.shape,
-                    "dtype": np.dtype(param.dtype).name,
                     "compression": identities.get(i),
                     "senders": senders[i],
                     "learning_rate": averaging.learning_rates.last.get(i),
                 }
-                for i, (named, param) in enumerate(zip(averaging.named_parameters(), self.params))
+                for i, named in enumerate(averaging.named_parameters())
             ],
         }
 
