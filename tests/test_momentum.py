@@ -176,15 +176,18 @@ def test_a_checkpoint_continues_on_two_contexts(tmp_path, saved_contexts):
             np.testing.assert_array_equal(array.asnumpy(), expected.data().asnumpy())
 
 
-def test_suspended_training_goes_on_as_if_it_had_never_stopped():
+@pytest.mark.parametrize(
+    "calls", [["suspend", "resume"], ["suspend", "suspend", "resume"], ["suspend", "resume"] * 2]
+)
+def test_suspended_training_goes_on_as_if_it_had_never_stopped(calls):
     results = []
     for suspends in (True, False):
         bps.init()
         parameters, trainer = make(options(), kvstore=None)
         for step in range(6):
             if suspends and step == 3:
-                bps.suspend()
-                bps.resume(1, 1)
+                for call in calls:
+                    bps.suspend() if call == "suspend" else bps.resume(1, 1)
             backward(parameters, step)
             trainer.step(1)
         results.append([parameter.data().asnumpy() for parameter in parameters])

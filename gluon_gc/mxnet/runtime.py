@@ -161,8 +161,10 @@ def suspend() -> None:
     Each worker keeps its residuals and momentum, and the sums of those of all workers.
     """
     global _suspended
-    leaving = _default is None or failure(sys.exc_info()[1])
-    suspended = None if leaving else Suspended(_default)
+    if _default is None:
+        return
+    leaving = failure(sys.exc_info()[1])
+    suspended = None if leaving else Suspended(_default, _suspended, _goes_on)
     shutdown()
     _suspended = suspended
 

@@ -1021,6 +1021,8 @@ def resume(arguments):
     if rank == 0:
         del os.environ["BYTEPS_FORCE_DISTRIBUTED"]
         bps.resume(num_workers=1, num_servers=1, global_rank=0)
+        bps.suspend()  # before a step has used the state
+        bps.resume(num_workers=1, num_servers=1, global_rank=0)
         trainer._follow_cluster()
         trainer._averaging.prepare(trainer._optimizer, "step")
         result.update(carried_over("alone", trainer), size=np.array(bps.size()))
