@@ -249,6 +249,20 @@ def test_tensors_may_be_declared_with_momentum(joined):
         np.testing.assert_allclose(tensor.asnumpy(), expected, rtol=1e-6)
 
 
+def test_declarations_and_residuals_outlive_suspend_but_not_shutdown(joined):
+    topk = {"byteps_compressor_type": "topk", "byteps_compressor_k": 1, "byteps_ef_type": "vanilla"}
+    bps.byteps_declare_tensor("g", **topk)
+    results = []
+    for leave in (bps.suspend, bps.shutdown, None):
+        tensor = mx.nd.array([4, 3, 1])
+        bps.byteps_push_pull(tensor, name="g")
+        results.append(tensor.asnumpy().tolist())
+        if leave is not None:
+            leave()
+            bps.resume(1, 1)
+    assert results == [[4, 0, 0], [0, 6, 0], [4, 3, 1]]
+
+
 def test_tensors_without_a_name_are_each_one_of_their_own(joined):
     for size in (3, 5):
         tensor = mx.nd.arange(size)

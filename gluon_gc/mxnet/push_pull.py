@@ -39,12 +39,12 @@ _nameless = itertools.count(1)  # numbers the calls without a name
 def _forget() -> None:
     """Reset this module, because the process has left its cluster."""
     global _nameless
-    _declared.clear()
     _used.clear()
     _nameless = itertools.count(1)
 
 
 runtime.when_left.append(_forget)
+runtime.when_shut_down.append(_declared.clear)
 
 
 def byteps_declare_tensor(
@@ -56,7 +56,7 @@ def byteps_declare_tensor(
     ----------
     name : str
         The tensor's name, the same on all workers. All workers must declare their tensors in the
-        same order.
+        same order. Declarations last until `shutdown`.
     on_nonfinite : None, "raise", "skip" or "propagate"
         What happens if the tensor has a NaN or an infinity on any worker, as in
         `DistributedTrainer`. With "skip" the result is zeros, on all workers. None: "raise" if the

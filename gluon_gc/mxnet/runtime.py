@@ -25,6 +25,8 @@ _was_connected = False  # whether `shutdown` has ended a connection
 _goes_on = False  # whether the workers are the same as before `suspend`, with the same ranks
 when_left: List[Callable[[], None]] = []
 """Functions of other modules, which are called when the process leaves its cluster."""
+when_shut_down: List[Callable[[], None]] = []
+"""Functions of other modules, which `shutdown` calls, but not `suspend`."""
 
 
 def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exchange:
@@ -141,18 +143,11 @@ def shutdown() -> None:
     If an exception is in flight, as in a ``finally`` block, the process leaves at once. The other
     workers then end, and report the exception.
     """
-    global _default, _suspended, _was_connected
-    exchange, _default, _suspended = _default, None, None
-    for forget in when_left:
+    global _suspended
+    _suspended = None
+    for forget in when_shut_down:
         forget()
-    if exchange is None:
-        return
-    _was_connected = True
-    why = failure(sys.exc_info()[1])
-    if why:
-        exchange.abandon(why)
-    else:
-        exchange.close()
+    _leave()
 
 
 def suspend() -> None:
@@ -164,9 +159,24 @@ def suspend() -> None:
     if _default is None:
         return
     leaving = failure(sys.exc_info()[1])
-    suspended = None if leaving else Suspended(_default, _suspended, _goes_on)
-    shutdown()
-    _suspended = suspended
+    _suspended = None if leaving else Suspended(_default, _suspended, _goes_on)
+    _leave()
+
+
+def _leave() -> None:
+    """Leave the cluster, if there is one."""
+    global _default, _was_connected
+    exchange, _default = _default, None
+    for forget in when_left:
+        forget()
+    if exchange is None:
+        return
+    _was_connected = True
+    why = failure(sys.exc_info()[1])
+    if why:
+        exchange.abandon(why)
+    else:
+        exchange.close()
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
