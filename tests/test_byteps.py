@@ -263,6 +263,19 @@ def test_declarations_and_residuals_outlive_suspend_but_not_shutdown(joined):
     assert results == [[4, 0, 0], [0, 6, 0], [4, 3, 1]]
 
 
+def test_residuals_outlive_suspend_in_an_except_block(joined):
+    bps.byteps_declare_tensor("g", compressor="topk", k=1, ef="vanilla")
+    for expected in ([4, 0, 0], [0, 6, 0]):
+        tensor = mx.nd.array([4, 3, 1])
+        bps.byteps_push_pull(tensor, name="g")
+        assert tensor.asnumpy().tolist() == expected
+        try:
+            next(iter(()))
+        except StopIteration:
+            bps.suspend()
+        bps.resume(1, 1)
+
+
 def test_tensors_without_a_name_are_each_one_of_their_own(joined):
     for size in (3, 5):
         tensor = mx.nd.arange(size)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Callable, List, Optional, Union
 
 from .. import env
 from ..launch import places
+from ..launch.in_flight import exception_in_flight
 from ..launch.leaving import failure
 from ..log import warn_of_misspelt
 from .exchange import Exchange
@@ -141,13 +141,20 @@ def shutdown() -> None:
     """Finish all exchanges, and leave the cluster when all workers have called this.
 
     If an exception is in flight, as in a ``finally`` block, the process leaves at once. The other
-    workers then end, and report the exception.
+    workers then end, and report the exception. An except block handles its exception, unless its
+    last statement is ``raise`` or the script's source is not in a file.
     """
     global _suspended
     _suspended = None
     for forget in when_shut_down:
         forget()
-    _leave()
+    exchange, why = _disconnect(), failure(exception_in_flight())
+    if exchange is None:
+        return
+    if why:
+        exchange.abandon(why)
+    else:
+        exchange.close()
 
 
 def suspend() -> None:
@@ -156,27 +163,19 @@ def suspend() -> None:
     Each worker keeps its residuals and momentum, and the sums of those of all workers.
     """
     global _suspended
-    if _default is None:
-        return
-    leaving = failure(sys.exc_info()[1])
-    _suspended = None if leaving else Suspended(_default, _suspended, _goes_on)
-    _leave()
+    if _default is not None:
+        _suspended = Suspended(_default, _suspended, _goes_on)
+        _disconnect().close()
 
 
-def _leave() -> None:
-    """Leave the cluster, if there is one."""
+def _disconnect() -> Optional[Exchange]:
+    """Make the process one without a cluster. The result, if any, is still to be closed."""
     global _default, _was_connected
     exchange, _default = _default, None
+    _was_connected = _was_connected or exchange is not None
     for forget in when_left:
         forget()
-    if exchange is None:
-        return
-    _was_connected = True
-    why = failure(sys.exc_info()[1])
-    if why:
-        exchange.abandon(why)
-    else:
-        exchange.close()
+    return exchange
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:

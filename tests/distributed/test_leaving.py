@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gluon_gc.launch.launcher import service
-from tests.distributed.cluster import last_line, start_horovod
+from tests.distributed.cluster import last_line, start_cluster, start_horovod
 
 SOON = 100  # seconds for all nodes to start and end under load
 FOREVER = "while True: exchange()"
@@ -82,6 +82,11 @@ def test_a_script_goes_on_after_it_has_left_by_an_error_but_joins_no_other(clust
     _all_end(nodes, "ends: worker 1 at 127.0.0.1 has failed: ZeroDivisionError", {"worker1": 1})
     caught, refused = nodes.log("worker1").splitlines()
     assert caught == "caught" and "cannot join another" in refused
+
+
+def test_an_exception_that_is_handled_is_no_failure(tmp_path):
+    with start_cluster(tmp_path, "handled") as nodes:
+        nodes.results()
 
 
 @pytest.mark.parametrize("when", ["before init", "after init"])
