@@ -214,6 +214,11 @@ def default_exchange() -> Exchange:
     return _default
 
 
+def is_default(exchange: Exchange) -> bool:
+    """Whether `init` chose this backend."""
+    return exchange is _default
+
+
 def rank() -> int:
     """This worker's number, from 0 to `size` - 1; from DMLC_WORKER_ID and BYTEPS_LOCAL_RANK."""
     return default_exchange().rank

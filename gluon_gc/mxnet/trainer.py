@@ -132,10 +132,10 @@ class DistributedTrainer(ReportingTrainer):
         if checked_algorithm is None:
             optimizer_info = *momentum_of(optimizer), type(optimizer).__name__
         default = parse(compression_params, *optimizer_info)
-        self._own_exchange, self._root_rank = kvstore is not None, root_rank
         exchange = (
-            runtime.create_exchange(kvstore) if self._own_exchange else runtime.default_exchange()
+            runtime.default_exchange() if kvstore is None else runtime.create_exchange(kvstore)
         )
+        self._own_exchange, self._root_rank = not runtime.is_default(exchange), root_rank
         if not 0 <= root_rank < exchange.num_workers:
             raise ValueError(f"root_rank must be in [0, {exchange.num_workers}), got {root_rank}")
         super().__init__(params, optimizer, optimizer_params, kvstore=None)

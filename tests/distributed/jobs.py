@@ -982,10 +982,10 @@ def resume(arguments):
     shapes, compression = [(300, 7), (33,)], arguments["compression_params"]
     optimizer = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
 
-    def made():
+    def made(kvstore=None):
         params = _parameters(shapes)
         return params, bps.DistributedTrainer(
-            params, "sgd", optimizer, compression_params=compression
+            params, "sgd", optimizer, compression_params=compression, kvstore=kvstore
         )
 
     def train(params, trainer, steps):
@@ -1006,7 +1006,7 @@ def resume(arguments):
 
     never, trainer_never = made()
     train(never, trainer_never, range(6))
-    params, trainer = made()
+    params, trainer = made("dist_sync")
     train(params, trainer, range(3))
     bps.suspend()
     os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
