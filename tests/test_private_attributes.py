@@ -26,6 +26,7 @@ OF_OTHERS = {
     "mxnet/learning_rates.py": {"_index_update_count"},
     "mxnet/momentum.py": {"_fresh_grad", "_get_wd"},
     "mxnet/optimizer_states.py": {"_all_index_update_counts", "_set_current_context"},
+    "mxnet/parameters.py": {"_grad_stype"},
     "mxnet/running_statistics.py": {"_data", "_differentiable"},
     "mxnet/server.py": {"_set_updater"},
     "torch/algorithm.py": {"_wrapped_by_lr_sched"},

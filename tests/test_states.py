@@ -328,6 +328,64 @@ def test_parameters_that_were_frozen_for_a_while_load_in_any_order(tmp_path):
     assert contents(other)[1] == contents(trainer)[1]
 
 
+def trained_while_frozen(frozen_in, reloaded=None, file=None):
+    """Return the weights after 6 steps; weight 1 is frozen in the steps of the range `frozen_in`.
+
+    Before the step `reloaded`, the trainer is saved, and a new one loads the file twice.
+    """
+    shapes = [(20,), (20,)]
+    weights, trainer = make(shapes, SGD, ONEBIT)
+    for step in range(6):
+        weights[1].grad_req = "null" if step in frozen_in else "write"
+        for _ in range(2 if step == reloaded else 0):
+            trainer.save_states(file)
+            trainer = bps.DistributedTrainer(
+                weights, "sgd", dict(SGD), compression_params=ONEBIT, kvstore="local"
+            )
+            trainer.load_states(file)
+        used = weights[: 1 if step in frozen_in else 2]
+        backward(used, gradients(step, shapes)[: len(used)])
+        trainer.step(2)
+    return [weight.data().asnumpy() for weight in weights]
+
+
+@pytest.mark.parametrize("frozen_in", [range(2, 4), range(3, 4), range(3)], ids=str)
+def test_the_state_of_a_frozen_parameter_is_saved_and_loaded(tmp_path, frozen_in):
+    expected = trained_while_frozen(frozen_in)
+    for ours, theirs in zip(trained_while_frozen(frozen_in, 3, str(tmp_path / "s")), expected):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_state_of_a_frozen_parameter_outlasts_two_suspensions():
+    results = []
+    for suspends in (True, False):
+        bps.init()
+        weights, _ = make(SHAPES, SGD)
+        trainer = bps.DistributedTrainer(weights, "sgd", dict(SGD), compression_params=ONEBIT)
+        train(weights, trainer, SHAPES, 2)
+        weights[1].grad_req = "null"
+        for _ in range(2):
+            if suspends:
+                bps.suspend()
+                bps.resume(1, 1)
+            train(weights[:1], trainer, SHAPES[:1], 1)
+        weights[1].grad_req = "write"
+        results.append(train(weights, trainer, SHAPES, 1))
+        bps.shutdown()
+    for resumed, expected in zip(*results):
+        np.testing.assert_array_equal(resumed, expected)
+
+
+def test_a_file_from_before_a_parameter_was_frozen_loads_and_keeps_its_state(saved, tmp_path):
+    weights, trainer = make(SHAPES, SGD, ONEBIT)
+    weights[1].grad_req = "null"
+    trainer.load_states(str(saved))
+    trainer.save_states(str(tmp_path / "again"))
+    there, again = checkpoint.read(str(saved)), checkpoint.read(str(tmp_path / "again"))
+    for place, array in there.arrays.items():
+        np.testing.assert_array_equal(again.arrays[place], array)
+
+
 def test_what_is_loaded_is_what_is_saved_before_any_step(saved, tmp_path):
     _, trainer = make(SHAPES, SGD, ONEBIT)
     trainer.load_states(str(saved))

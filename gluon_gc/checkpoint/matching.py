@@ -13,7 +13,7 @@ from ..options import require_different
 from . import fitting
 from .fitting import Header
 
-_SAME = ("shape", "dtype", "compression")  # keys of a parameter that must be equal
+_SAME = ("shape", "dtype")  # keys of a parameter that must be equal
 
 
 def numbers_of_parameters(
@@ -41,7 +41,9 @@ def numbers_of_parameters(
         _check_names(name, there, here, strict)
     for a, b in matching:
         called = f"{b} ('{there[a]['name']}' there, '{here[b]['name']}' here)"
-        fitting.check_parameter(name, called, there[a], here[b], _SAME)
+        has_state = there[a]["compression"] is not None  # a file lacks that of a frozen parameter
+        keys = (*_SAME, "compression") if has_state else _SAME
+        fitting.check_parameter(name, called, there[a], here[b], keys)
     return dict(matching)
 
 

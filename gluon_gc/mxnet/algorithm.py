@@ -95,11 +95,11 @@ class AlgorithmAveraging(Averaging):
         self.exchange, self._declared = exchange, False
         return not self._begun
 
-    def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> List[int]:
+    def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
         indices = self.with_gradients()
         self._require_same_parameters(indices)
         if self._declared:
-            return indices
+            return
         if self._automatic.undecided:
             self._take(of_root(self.exchange, self._proposed))
         facts = [("the trainer", {"algorithm": self.described}), *about]
@@ -112,7 +112,6 @@ class AlgorithmAveraging(Averaging):
         self._begun = self._declared = True
         self.when_prepared()
         self._moved(self.names())
-        return indices
 
     def _declare(self, call: str, facts: Facts) -> None:
         """Declare the rounds' tensors, unless "auto" still has to choose their compression."""

@@ -114,7 +114,7 @@ class Averaging(ABC):
         """
 
     @abstractmethod
-    def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> List[int]:
+    def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
         """Declare all vectors that are not declared yet.
 
         Parameters
@@ -124,10 +124,6 @@ class Averaging(ABC):
             The user's function that needs this, for errors.
         about : Facts, optional
             Facts that the workers compare besides the call, the optimizer and the parameters.
-
-        Returns
-        -------
-        The indices of the parameters that have gradients, in the order of backward.
         """
 
     @abstractmethod
@@ -182,7 +178,10 @@ class Averaging(ABC):
         return {}
 
     def recall(self, header: Mapping[str, Any]) -> None:
-        """Take over the choices of "auto" in a checkpoint with this header, which may be empty."""
+        """Take over the choices of "auto" in a checkpoint with this header, which may be empty.
+
+        `prepare` then also declares frozen parameters that have a state in rank 0's checkpoint.
+        """
         return
 
     # Shared by the subclasses

@@ -16,7 +16,7 @@ from ..log import logger
 from ..plan import applies_momentum, travels_compressed
 from . import freshness
 from .amp import AgreedLossScaler
-from .automatic import Automatic, saved_compressions
+from .automatic import Automatic, of_root, saved_compressions
 from .averaging import Averaging, Update
 from .exchange import Exchange
 from .gradient import Gradient, sums_of
@@ -24,7 +24,7 @@ from .job import Job
 from .learning_rates import next_rate
 from .momentum import Momentum, require_outside, require_unchanged
 from .operators import clip_factor
-from .parameters import tensor_of
+from .parameters import gradient_of, tensor_of
 from .separation import separate
 from .totals import total
 
@@ -53,6 +53,7 @@ class GradientAveraging(Averaging):
         self._automatic = Automatic()
         self._reused: Dict[str, Gradient] = {}
         self._momentum_after: Set[int] = set()  # indices whose compressor applies none
+        self._stateful: Set[int] = set()  # indices to declare even if they are frozen
         self._nonfinite = 0  # the number of averages so far that were not finite
         self._skipped = False  # whether the last step is left out
         self._stale = ""  # the parameter of the first stale gradient that the last step averaged
@@ -63,6 +64,7 @@ class GradientAveraging(Averaging):
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
         self.exchange = exchange
+        self._stateful = {i for i, _ in self.tensors} if goes_on else set()
         self.tensors.clear()
         self._nonfinite = 0
         self._momentum_after.clear()
@@ -72,17 +74,18 @@ class GradientAveraging(Averaging):
                 self._momentum.clear()
         return True
 
-    def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> List[int]:
+    def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
         indices = self.with_gradients()
-        new = [i for i in indices if (i, "") not in self.tensors]
+        declared = self._stateful.union(indices)
+        new = [i for i in self._last_first if i in declared and (i, "") not in self.tensors]
         if not new:
-            return indices
+            return
         compressed = [(i, self._compressions.of(i)) for i in new]
         tensors = [
             tensor_of(f"{self._name}.{i}", self._params[i], i, params, self._on_nonfinite)
             for i, params in compressed
         ]
-        gradients = [self._params[i].list_grad()[0] for i in new]
+        gradients = [gradient_of(self._params[i]) for i in new]
         tensors = self._automatic.settled(self.exchange, tensors, gradients)
         facts = [*about, *self._facts(optimizer, indices, new)]
         self.exchange.declare(tensors, about=facts, call=call)
@@ -93,7 +96,6 @@ class GradientAveraging(Averaging):
             self._momentum_after.update(
                 tensor.index for tensor in tensors if not applies_momentum(tensor, _minimum())
             )
-        return indices
 
     def _moved(self, names: Sequence[str]) -> None:
         super()._moved(names)
@@ -277,6 +279,9 @@ class GradientAveraging(Averaging):
     def recall(self, header: Mapping[str, Any]) -> None:
         saved = saved_compressions(header, self.named_parameters())
         self._automatic.recall(saved, {i: self._compressions.of(i) for i in self._last_first})
+        stateful = [i for i, compression in saved.items() if compression is not None]
+        self.exchange.agree("load_states")
+        self._stateful = set(of_root(self.exchange, stateful))
 
 
 def _minimum() -> int:

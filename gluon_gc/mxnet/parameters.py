@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Iterable, List, Mapping, Sequence, Union
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
@@ -36,14 +37,14 @@ def tensor_of(
     name : str
         The tensor's name in the exchange.
     param : Parameter
-        Initialized.
+        Initialized. It may be frozen.
     index : int
         The parameter's index in the trainer.
     given : CompressionParams
         The requested compression. The gradient's device, storage type and shape may restrict it.
     on_nonfinite : str
     """
-    gradient = param.list_grad()[0]
+    gradient = gradient_of(param)
     params = params_for(gradient, given)
     stype = gradient.stype
     in_rows = stype == "row_sparse" and gradient.dtype == np.float32 and gradient.ndim == 2
@@ -63,6 +64,14 @@ def tensor_of(
         on_nonfinite=on_nonfinite,
         rows=gradient.shape[0] if in_rows else 0,
     )
+
+
+def gradient_of(param: Parameter) -> NDArray:
+    """A parameter's gradient on its first context; zeros if the parameter is frozen."""
+    if param.grad_req != "null":
+        return param.list_grad()[0]
+    data = param.list_data()[0]
+    return mx.nd.zeros(data.shape, data.context, data.dtype, stype=param._grad_stype)
 
 
 def first_copy(param: Parameter) -> NDArray:

@@ -62,6 +62,6 @@ class SavedTrainer(HookedTrainer):
         self._optimizer = self._updaters[0].optimizer
 
     def _saved(self, call: str) -> saving.Saved:
-        indices = self._averaging.prepare(self._optimizer, call)
+        self._averaging.prepare(self._optimizer, call)
         optimizer = OptimizerStates(self._updaters, self._params)
-        return saving.Saved(self._averaging, self._params, indices, optimizer)
+        return saving.Saved(self._averaging, self._params, optimizer)

@@ -33,14 +33,11 @@ class Saved:
     averaging : Averaging
     params : sequence of Parameter
         The trainer's parameters.
-    indices : sequence of int
-        The indices of the parameters that have gradients.
     optimizer : OptimizerStates
     """
 
     averaging: Averaging
     params: Sequence[Parameter]
-    indices: Sequence[int]
     optimizer: OptimizerStates
 
     def header(self) -> Dict[str, Any]:
@@ -52,12 +49,10 @@ class Saved:
         places = tensor_states.places(exchange)
         senders = dict.fromkeys(range(len(self.params)), 0)
         identities: Dict[int, Any] = {}
-        with_gradients = set(self.indices)
         for (i, _), tensor in averaging.tensors.items():
             if tensor.name in places:
                 senders[i] = places[tensor.name][1]
-            if i in with_gradients:
-                identities[i] = tensor.params.identity()
+            identities[i] = tensor.params.identity()
         return {
             "world_size": exchange.num_workers,
             "rank": exchange.rank,
@@ -105,7 +100,7 @@ class _Found:
 def save(saved: Saved, fname: str) -> None:
     """Write the optimizer's states, residuals and momentum; see `DistributedTrainer`."""
     averaging = saved.averaging
-    exchange, names = averaging.exchange, averaging.names(saved.indices)
+    exchange, names = averaging.exchange, averaging.names()
     by_name = {tensor.name: key for key, tensor in averaging.tensors.items()}
     own = averaging.arrays()
 
@@ -148,7 +143,7 @@ def load(saved: Saved, fname: Files, strict: bool = True) -> None:
     saved.optimizer.load(found.optimizer, found.numbers)
     own = {place: a for place, a in found.arrays.items() if place.node in (OF_ALL, LOCAL)}
     exchange_arrays = {place: array for place, array in found.arrays.items() if place not in own}
-    tensor_states.load(exchange, averaging.names(saved.indices), exchange_arrays)
+    tensor_states.load(exchange, averaging.names(), exchange_arrays)
     averaging.load(own, found.steps, found.learning_rates)
 
 
@@ -174,7 +169,7 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
         there = states.header["parameters"]
         numbers = matching.numbers_of_parameters(name, there, here["parameters"], strict)
         arrays.append(_renamed(averaging, states.arrays, numbers))
-    loaded = averaging.names(set(numbers.values()))
+    loaded = averaging.names({i for n, i in numbers.items() if there[n]["compression"] is not None})
     for (name, _), file_arrays in zip(files, arrays):
         _check_arrays(saved, name, "worker", file_arrays, loaded, strict)
         averaging.check(name, file_arrays, strict)

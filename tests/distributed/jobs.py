@@ -603,11 +603,13 @@ def checkpoint(arguments):
     """Train steps `begin` to `end`, from a checkpoint if begin > 0; save one after step `middle`.
 
     Returns the weights and the last gradients. Rank r's file is "FOLDER/NAME-r". More arguments:
-    shapes, compression_params, partition_bytes.
+    shapes, compression_params, partition_bytes; optional: frozen, the indices of frozen parameters.
     """
     begin, middle, end = arguments["begin"], arguments["middle"], arguments["end"]
     file = str(Path(arguments["folder"], f"{arguments['name']}-{bps.rank()}"))
     params, trainer = _to_be_saved(arguments)
+    for i in arguments.get("frozen", ()):
+        params[i].grad_req = "null"
     if begin > 0:
         with np.load(file + ".npz") as weights:
             for i, param in enumerate(params):

@@ -138,6 +138,13 @@ def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, 
             np.testing.assert_allclose(result["g0"], expected, rtol=2e-5, atol=2e-5)
 
 
+def test_workers_load_and_save_the_states_of_frozen_parameters(tmp_path):
+    job, *_ = jobs(tmp_path, middle=2, end=2)
+    on_servers("checkpoint", job)
+    on_servers("checkpoint", {**job, "begin": 2, "frozen": [0]})
+    assert_saved_again_before_any_step(job, 2)
+
+
 @pytest.mark.timeout(900)
 def test_more_workers_share_what_was_carried_over(tmp_path):
     """The sum over workers stays; shared random streams stay shared, others stay different."""
