@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc.compression import parse
 from gluon_gc.mxnet import kvstore
-from gluon_gc.plan import Tensor
+from gluon_gc.mxnet.runtime import create_exchange
 
 N = 1000
 COMPRESSIONS = pytest.mark.parametrize(
@@ -17,9 +16,11 @@ COMPRESSIONS = pytest.mark.parametrize(
 )
 
 
-def store_of(params):
-    store = kvstore.GluonGCLocal()
-    store.exchange.declare([Tensor(name, N, "float32", parse(params)) for name in "ab"])
+def store_of(params, exchange=None):
+    store = kvstore.CompressingKVStore(exchange or create_exchange("local"))
+    store.set_gradient_compression(params)
+    for key in "ab":
+        store.broadcast(key, mx.nd.zeros(N), out=[])
     return store
 
 
@@ -65,11 +66,30 @@ def test_the_sum_may_be_wanted_in_another_dtype_or_storage():
     store_of({}).pushpull("a", value, out=[half, sparse])
     np.testing.assert_array_equal(half.asnumpy(), value.asnumpy().astype(np.float16))
     store = kvstore.GluonGCLocal()
-    store.exchange.declare([Tensor("rows", 6, "float32", parse({}))])
+    store.broadcast("rows", mx.nd.zeros((3, 2)), out=[])
     rows = mx.nd.array([[0, 0], [1, 2], [0, 0]])
     out = mx.nd.sparse.zeros("row_sparse", (3, 2))
     store.pushpull("rows", rows.tostype("row_sparse"), out=out)
     np.testing.assert_array_equal(out.asnumpy(), rows.asnumpy())
+
+
+def test_stores_that_share_a_backend_do_not_mix():
+    params, results = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}, []
+    for exchange in (create_exchange("local"), None):
+        stores, pulled = [store_of(params, exchange) for _ in range(2)], []
+        for seed in range(6):
+            pulled.append(values(seed))
+            stores[seed % 2].pushpull("a", pulled[-1])
+        results.append([array.asnumpy() for array in pulled])
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_key_of_one_store_is_broadcast_once():
+    store = store_of({})
+    with pytest.raises(ValueError, match="key 'a' was broadcast before: give each Trainer a store"):
+        store.broadcast("a", mx.nd.zeros(N), out=[])
+    with pytest.raises(KeyError, match="key 'c' was not broadcast"):
+        store.pushpull("c", values(0))
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,12 @@ def test_workers_do_not_diverge(order):
     assert sorted(lines) == ["[worker 0] {-78.0}", "[worker 1] {-78.0}"]
 
 
+def test_each_trainer_of_a_process_may_name_a_store():
+    step = STEP.format(store="GluonGCParameterServer")
+    lines = launch(ORDERS[0] + step + step, "--local", "-np", "2")
+    assert sorted(lines) == 2 * ["[worker 0] {-78.0}"] + 2 * ["[worker 1] {-78.0}"]
+
+
 def test_workers_of_horovod_do_not_diverge():
     source = ORDERS[0] + STEP.format(store="GluonGCHorovod")
     lines = launch(source, "--local", "-np", "2", "--backend", "horovod")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence, Union
+import itertools
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 from mxnet.kvstore import KVStoreBase
@@ -26,6 +27,7 @@ class CompressingKVStore(KVStoreBase):
 
     All calls are collective: every worker makes them with the same keys in the same order.
     `pushpull` is asynchronous: it returns at once, and reading the arrays waits for the result.
+    Each store has its own keys, even if several stores share a backend.
 
     Parameters
     ----------
@@ -36,6 +38,7 @@ class CompressingKVStore(KVStoreBase):
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self._params = CompressionParams()
+        self._tensors: Dict[str, str] = {}  # by key, the tensor's name in the exchange
 
     @property
     def type(self) -> str:
@@ -70,23 +73,34 @@ class CompressingKVStore(KVStoreBase):
         warn_of_ignored(compression_params)
 
     def broadcast(self, key: Any, value: NDArray, out: Arrays, priority: int = 0) -> None:
-        """Copy rank 0's `value` to `out`, and declare a gradient of its size and dtype as `key`."""
+        """Copy rank 0's `value` to `out`, and declare a gradient of its size and dtype as `key`.
+
+        Raises
+        ------
+        ValueError
+            The key was broadcast before. Nothing was sent.
+        """
+        if str(key) in self._tensors:
+            raise ValueError(
+                f"key {key!r} was broadcast before: give each Trainer a store of its own"
+            )
         exchange = self.exchange
         result = value.as_nd_ndarray().copy()
         exchange.broadcast([result], root_rank=0)
         for array in legacy(_as_list(out)):
             result.copyto(array)
-        if not exchange.declared(str(key)):
-            tensor = Tensor(
-                str(key),
-                value.size,
-                np.dtype(value.dtype).name,
-                params_for(value, self._params),
-                index=len(exchange.channels.tensors),
-                called=f"the gradient of key {key}",
-                on_nonfinite="propagate" if self._params.compressor is None else "raise",
-            )
-            exchange.declare([tensor])
+        names = (f"key.{key}.{number}" for number in itertools.count())
+        tensor = Tensor(
+            next(name for name in names if not exchange.declared(name)),
+            value.size,
+            np.dtype(value.dtype).name,
+            params_for(value, self._params),
+            index=len(self._tensors),
+            called=f"the gradient of key {key}",
+            on_nonfinite="propagate" if self._params.compressor is None else "raise",
+        )
+        exchange.declare([tensor])
+        self._tensors[str(key)] = tensor.name
 
     def pushpull(self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0) -> None:
         """Sum each value over contexts and workers.
@@ -114,12 +128,12 @@ class CompressingKVStore(KVStoreBase):
             keys, values = list(key), list(value)
             outs = list(out) if out is not None else [None] * len(keys)
         gradients = {}
-        for name, arrays, targets in zip(keys, values, outs):
-            if not self.exchange.declared(str(name)):
-                raise KeyError(f"key {name!r} was not declared or broadcast")
-            arrays = _as_list(arrays)
+        for key, arrays, targets in zip(keys, values, outs):
+            if str(key) not in self._tensors:
+                raise KeyError(f"key {key!r} was not broadcast")
+            name, arrays = self._tensors[str(key)], _as_list(arrays)
             targets = arrays if targets is None else _as_list(targets)
-            gradients[str(name)] = self.exchange.channels.gradient(str(name), arrays, targets)
+            gradients[name] = self.exchange.channels.gradient(name, arrays, targets)
         self.exchange.start(Job(gradients), priority)
 
     @staticmethod
@@ -147,7 +161,7 @@ class GluonGCParameterServer(CompressingKVStore):
     """The KVStore over MXNet's parameter server. See `ParameterServer`."""
 
     def __init__(self) -> None:
-        super().__init__(ParameterServer())
+        super().__init__(ParameterServer.connected or ParameterServer())
 
 
 @KVStoreBase.register
@@ -155,7 +169,7 @@ class GluonGCHorovod(CompressingKVStore):
     """The KVStore over Horovod. See `Horovod`."""
 
     def __init__(self) -> None:
-        super().__init__(Horovod())
+        super().__init__(Horovod.connected or Horovod())
 
 
 @KVStoreBase.register
@@ -163,4 +177,4 @@ class GluonGCMachine(CompressingKVStore):
     """The KVStore of one machine's workers. See `OneMachine`."""
 
     def __init__(self) -> None:
-        super().__init__(OneMachine())
+        super().__init__(OneMachine.connected or OneMachine())
