@@ -145,13 +145,14 @@ def with_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
 
 
 def _not_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
-    """Return the aggregator arrays of chunks that other workers own now, and all random streams."""
+    """Return all random streams, and the aggregator arrays that others own now, even in part."""
     owned = cutting.by_tensor(c.piece for c in exchange.chunks if c.aggregator is not None)
 
     def is_owned(place: Place, array: np.ndarray) -> bool:
         if place.what == STREAM or place.tensor not in owned:
             return False
-        return any(owned[place.tensor].overlapping(place.begin, place.begin + array.size))
+        pieces = owned[place.tensor].overlapping(place.begin, place.begin + array.size)
+        return sum(cutting.part(place, array, piece)[1].size for *_, piece in pieces) == array.size
 
     return {
         place: array

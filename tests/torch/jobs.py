@@ -278,12 +278,22 @@ def resumed_by_fewer(folder):
 def resumed_with_other_chunks(folder):
     for number, params in enumerate(SETTINGS):
         _, _, _, state = wrapped(params)
-        file = torch.load(folder / f"{number}.{dist.get_rank()}.pt", weights_only=True)[2]
+        files = [torch.load(folder / f"{number}.{i}.pt", weights_only=True)[2] for i in range(2)]
+        file = files[dist.get_rank()]
         state.load_state_dict(file)
         now = state.state_dict()["arrays"]
+        everybody = [None, None]
+        dist.all_gather_object(everybody, now)
         for name in now:
             for what in ("worker.residual", "worker.momentum"):
                 assert torch.equal(joined(now[name], what), joined(file["arrays"][name], what))
+            before, after = (
+                joined(
+                    {k: a for arrays in workers for k, a in arrays[name].items()}, "aggregator.res"
+                )
+                for workers in ([one["arrays"] for one in files], everybody)
+            )
+            assert torch.equal(before, after), (params, name)
         state.close()
 
 

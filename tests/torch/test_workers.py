@@ -145,7 +145,8 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
 
 def test_a_checkpoint_goes_on_with_other_chunks(tmp_path):
     run("saved", tmp_path, BYTEPS_PARTITION_BYTES="4000")
-    run("resumed_with_other_chunks", tmp_path)
+    for partition_bytes in ("4096000", "2000"):
+        run("resumed_with_other_chunks", tmp_path, BYTEPS_PARTITION_BYTES=partition_bytes)
 
 
 def test_two_machines_of_two_workers_each_train_alike(tmp_path):
