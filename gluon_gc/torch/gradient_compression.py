@@ -54,6 +54,7 @@ class GradientCompression:
         self._on_nonfinite, self._group = on_nonfinite, group
         undecided = [tensor.plan for tensor in self._declared(self._undecided())]
         self._chosen = automatic.chosen(undecided, group) if undecided else {}
+        self._epoch: Optional[int] = None
         self.open()
 
     def open(self) -> None:
@@ -64,11 +65,18 @@ class GradientCompression:
         tensors = self._declared(self.params)
         self.exchange = Exchange(self._group)
         self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
+        if self._epoch is not None:
+            self.exchange.set_epoch(self._epoch)
         self.carries = any(chunk.carries for chunk in self.exchange.chunks)
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
         self.without_momentum: Set[str] = {
             tensor.plan.name for tensor in tensors if not applies_momentum(tensor.plan, minimum)
         }
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the compressors the epoch, counted from 0. No gradients may be under way."""
+        self._epoch = epoch
+        self.exchange.set_epoch(epoch)
 
     @contextmanager
     def recalling(self, saved: Sequence[Mapping[str, Any]]) -> Iterator[None]:

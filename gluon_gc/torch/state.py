@@ -160,7 +160,7 @@ class CompressionState:
 
         Without a call, compressors work as after their warm-up.
         """
-        self.exchange.set_epoch(checked_epoch(epoch))
+        self.gradients.compression.set_epoch(checked_epoch(epoch))
 
     # A step
 

@@ -18,6 +18,7 @@ from gluon_gc.torch import ops
 from gluon_gc.torch.parallel import DistributedDataParallel as DDP
 from tests.torch import crossing
 from tests.torch.common import (
+    DGC,
     DITHERING,
     ONEBIT,
     TOPK,
@@ -242,6 +243,7 @@ def suspended(params, cross, how):
         optimizer = crossing.cross_barrier(net, optimizer, params)
     else:
         optimizer = bps.DistributedOptimizer(optimizer, net.named_parameters(), params)
+    optimizer.compression_state.set_epoch(0)
     train(net, optimizer, net, range(3))
     if how != "stay":
         rank = bps.rank()
@@ -258,7 +260,7 @@ def suspended(params, cross, how):
 
 
 def optimizers_go_on_after_a_suspension():
-    for params in (ONEBIT, DITHERING, {}):
+    for params in (ONEBIT, DITHERING, {**DGC, "warmup_epochs": 4}, {}):
         for cross in (False, True):
             stayed = suspended(params, cross, "stay")
             assert torch.equal(suspended(params, cross, "same"), stayed), (params, cross)
