@@ -90,9 +90,12 @@ def push_pull_async_inplace(
     Raises
     ------
     TypeError
-        The argument is not a tensor, or its dtype is bool.
+        The argument is not a tensor, its dtype is bool, or its layout is neither strided nor COO.
+    RuntimeError
+        The tensor is expanded, so that several elements share memory.
     """
     _require_numbers(tensor, name)
+    _require_writable(tensor, name)
     handle = Handle(tensor, name, average)
     _started().put(handle)
     return handle
@@ -152,17 +155,36 @@ class _PushPull(torch.autograd.Function):
 
 
 def _require_numbers(tensor: Any, name: Optional[str]) -> None:
-    """Raise a TypeError unless the argument is a tensor of numbers."""
-    called = f"tensor '{name}'" if name else "tensor"
+    """Raise a TypeError unless the argument is a dense or COO tensor of numbers."""
+    called = _called(name)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"{called} must be a torch.Tensor, got {tensor!r} ({type(tensor).__name__}); "
             "torch.tensor(...) makes one from a number"
         )
+    if tensor.layout not in (torch.strided, torch.sparse_coo):
+        raise TypeError(
+            f"{called} has layout {tensor.layout}, which cannot be summed: convert it, as by "
+            "x.to_dense()"
+        )
     if tensor.dtype == torch.bool:
         raise TypeError(
             f"{called} has dtype bool, which cannot be summed: convert it, as by x.to(torch.int)"
         )
+
+
+def _require_writable(tensor: torch.Tensor, name: Optional[str]) -> None:
+    """Raise a RuntimeError, like PyTorch's in-place functions, if a dense tensor is expanded."""
+    if tensor.is_sparse:
+        return
+    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride())):
+        raise RuntimeError(
+            f"{_called(name)} is expanded, so the sum cannot be written to it: pass x.clone()"
+        )
+
+
+def _called(name: Optional[str]) -> str:
+    return f"tensor '{name}'" if name else "tensor"
 
 
 def push_pull_inplace(

@@ -192,7 +192,7 @@ def _sum_dense(handle: Handle, workers: int) -> None:
     dist.all_reduce(total)
     if handle.average:
         total /= workers
-    staging.as_real(handle.tensor.data).copy_(total)
+    handle.tensor.data.copy_(staging.shaped(total, handle.tensor))
 
 
 def _sum_integers(handle: Handle, workers: int) -> None:

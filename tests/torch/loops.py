@@ -753,7 +753,9 @@ def numbers_of_every_kind():
     for dtype in (torch.complex64, torch.complex128):
         values = torch.tensor([1 + 2j, rank * 1j], dtype=dtype)
         assert torch.equal(push_pull(values), torch.tensor([1 + 2j, 0.5j], dtype=dtype))
-        assert torch.equal(push_pull(values.conj()), torch.tensor([1 - 2j, -0.5j], dtype=dtype))
+        expected = torch.tensor([1 - 2j, -0.5j], dtype=dtype)
+        assert torch.equal(push_pull(values.conj()), expected)
+        assert torch.equal(bps.push_pull_inplace(values.conj()), expected)
     places = torch.tensor([[0, 2 + rank]])
     values = torch.sparse_coo_tensor(places, torch.ones(2), (5,), check_invariants=False)
     expected = torch.tensor([1.0, 0.0, 0.5, 0.5, 0.0])
@@ -764,6 +766,11 @@ def numbers_of_every_kind():
     raised(
         TypeError, "tensor 'b' has dtype bool", lambda: push_pull(torch.tensor([True]), name="b")
     )
+    compressed_rows = torch.eye(3).to_sparse_csr()
+    raised(TypeError, "tensor has layout torch.sparse_csr", lambda: push_pull(compressed_rows))
+    expanded = torch.full((1, 3), float(rank)).expand(2, 3)
+    raised(RuntimeError, "tensor is expanded", lambda: bps.push_pull_inplace(expanded))
+    assert torch.equal(push_pull(expanded), torch.full((2, 3), 0.5))
     raised(
         TypeError, "tensor 'n' must be a torch.Tensor, got 3.0", lambda: push_pull(3.0, name="n")
     )
@@ -1005,7 +1012,8 @@ def whoever_waits_is_told_of_an_error_at_the_end():
     raised(RuntimeError, "", lambda: state.average({"w": values}).wait())
     state.close()
     bps.declare("expanded", compressor="topk", k=1)
-    raised(RuntimeError, "", lambda: bps.push_pull_inplace(values, name="expanded"))
+    said = "tensor 'expanded' is expanded"
+    raised(RuntimeError, said, lambda: bps.push_pull_inplace(values, name="expanded"))
 
 
 def everything_is_averaged_once():
