@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Callable, List, Optional, Union
 
 from .. import env
 from ..launch import places
-from ..launch.in_flight import exception_in_flight
 from ..launch.leaving import failure
 from ..log import warn_of_misspelt
 from .exchange import Exchange
@@ -140,15 +140,15 @@ def init(lazy: bool = True) -> None:
 def shutdown() -> None:
     """Finish all exchanges, and leave the cluster when all workers have called this.
 
-    If an exception is in flight, as in a ``finally`` block, the process leaves at once. The other
-    workers then end, and report the exception. An except block handles its exception, unless its
-    last statement is ``raise`` or the script's source is not in a file.
+    In a ``finally`` block that an exception has reached, and in an ``except`` block, the process
+    leaves at once. The other workers then end, and report the exception. StopIteration is none.
     """
     global _suspended
     _suspended = None
     for forget in when_shut_down:
         forget()
-    exchange, why = _disconnect(), failure(exception_in_flight())
+    exchange, error = _disconnect(), sys.exc_info()[1]
+    why = "" if isinstance(error, StopIteration) else failure(error)
     if exchange is None:
         return
     if why:

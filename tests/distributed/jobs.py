@@ -1041,7 +1041,7 @@ def again(arguments):
 
 
 def handled(arguments):
-    """Leave the cluster in an except block."""
+    """Leave the cluster when an iterator ends."""
     try:
         next(iter(()))
     except StopIteration:

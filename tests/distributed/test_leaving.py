@@ -84,7 +84,7 @@ def test_a_script_goes_on_after_it_has_left_by_an_error_but_joins_no_other(clust
     assert caught == "caught" and "cannot join another" in refused
 
 
-def test_an_exception_that_is_handled_is_no_failure(tmp_path):
+def test_the_end_of_an_iterator_is_no_failure(tmp_path):
     with start_cluster(tmp_path, "handled") as nodes:
         nodes.results()
 
