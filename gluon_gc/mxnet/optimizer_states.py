@@ -1,15 +1,20 @@
-"""The states of a trainer's optimizer in a checkpoint."""
+"""The states of a trainer's optimizer, in a checkpoint and for new workers."""
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
+import mxnet as mx
 from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
 from ..checkpoint import fitting
+from .broadcasts import broadcast_copies
+from .exchange import Exchange
+from .gradient import legacy
 from .momentum import momentum_of
 
 
@@ -46,17 +51,53 @@ class OptimizerStates:
             updater.states = _renumbered(updater.states, numbers)
             updater.states_synced = dict.fromkeys(updater.states, False)
             updater.optimizer = first.optimizer
-        self._load_counts(first.optimizer, numbers)
+        self._set_counts(first.optimizer, _renumbered(_counts(first.optimizer), numbers))
         first.optimizer.param_dict = dict(enumerate(self._params))
 
-    def _load_counts(self, optimizer: Optimizer, numbers: Dict[int, int]) -> None:
-        """Give the saved counts of updates to each device of the parameters.
+    def start_equal(self, exchange: Exchange, root_rank: int, steps: int) -> int:
+        """Copy the states of worker `root_rank` if workers have made different numbers of updates.
+
+        All workers call this in their first step. Returns the number of steps of `root_rank`;
+        `steps` is this worker's.
+        """
+        if exchange.num_workers == 1:
+            return steps
+        optimizer = self._updaters[0].optimizer
+        counts = _counts(optimizer)
+        done = [steps, optimizer.num_update, *(counts.get(i, 0) for i in range(len(self._params)))]
+        try:
+            exchange.agree("step", [("the optimizer", {"updates": done})])
+            return steps
+        except RuntimeError:  # some workers are new
+            array = mx.nd.array(done, dtype="int32")
+        exchange.broadcast([array], root_rank)
+        steps, optimizer.num_update, *numbers = array.asnumpy().tolist()
+        counts = {i: count for i, count in enumerate(numbers) if count}
+        self._set_counts(optimizer, counts)
+        for context, updater in enumerate(self._updaters):
+            updater.states = {i: self._state(updater, context, i) for i in counts}
+            updater.states_synced = dict.fromkeys(counts, False)
+        copies = [
+            (f"the optimizer's state of {self._params[i].name}", arrays)
+            for i in counts
+            for arrays in zip(*(_arrays(updater.states[i]) for updater in self._updaters))
+        ]
+        broadcast_copies(exchange, copies, root_rank)
+        return steps
+
+    def _state(self, updater: Updater, context: int, index: int) -> Any:
+        """The state of a parameter on a context; a new one if there was no update."""
+        if index in updater.states:
+            return updater.states[index]
+        weight = legacy(self._params[index].list_data())[context]
+        return updater.optimizer.create_state_multi_precision(index, weight)
+
+    def _set_counts(self, optimizer: Optimizer, counts: Mapping[int, int]) -> None:
+        """Give these counts of updates to each device of the parameters.
 
         MXNet's optimizer counts the updates of each device id by itself, and the trainer that saved
         may have had other device ids.
         """
-        saved = _highest(optimizer._all_index_update_counts.values())
-        counts = _renumbered(saved, numbers)
         devices = {context.device_id for param in self._params for context in param.list_ctx()}
         optimizer._all_index_update_counts = {device: dict(counts) for device in devices}
         optimizer._set_current_context(min(devices))
@@ -100,13 +141,22 @@ def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes,
     return data, {i: i for i in range(parameters)}
 
 
-def _highest(counts: Iterable[Mapping[int, int]]) -> Dict[int, int]:
+def _counts(optimizer: Optimizer) -> Dict[int, int]:
     """The highest count of each index: a device that is no longer used has a lower one."""
     highest: Dict[int, int] = {}
-    for of_device in counts:
+    for of_device in optimizer._all_index_update_counts.values():
         for index, count in of_device.items():
             highest[index] = max(count, highest.get(index, 0))
     return highest
+
+
+def _arrays(state: Any) -> Iterator[NDArray]:
+    """The arrays in the state of a parameter, which may be a tuple of states."""
+    if isinstance(state, NDArray):
+        yield state
+    elif isinstance(state, (tuple, list)):
+        for part in state:
+            yield from _arrays(part)
 
 
 def _renumbered(values: Dict[int, Any], numbers: Dict[int, int]) -> Dict[int, Any]:

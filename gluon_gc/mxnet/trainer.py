@@ -24,6 +24,7 @@ from .gradient_averaging import GradientAveraging
 from .initial_values import broadcast_changed, broadcast_initial
 from .kvstore import CompressingKVStore
 from .momentum import momentum_of
+from .optimizer_states import OptimizerStates
 from .parameters import Parameters, in_order_of_backward
 from .reporting_trainer import ReportingTrainer
 from .trainer_arguments import as_optimizer, require_positive, require_update_on_workers
@@ -191,14 +192,20 @@ class DistributedTrainer(ReportingTrainer):
         if self._own_exchange or self._averaging.exchange is runtime.default_exchange():
             return
         if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):
+            self._is_first_step |= not runtime.goes_on()  # it may be the first one of new workers
             broadcast_initial(self._params, self._broadcast)
 
     def _start_equal(self) -> None:
-        """In the first step, broadcast parameters that were changed after the constructor."""
+        """In the first step, broadcast parameters and states that differ between workers."""
         if self._is_first_step:
             self._is_first_step = False
-            if self._averaging.described is None or not self._averaging.steps:
-                broadcast_changed(self._averaging.exchange, self._params, self._broadcast)
+            averaging = self._averaging
+            if averaging.described is None or not averaging.steps:
+                broadcast_changed(averaging.exchange, self._params, self._broadcast)
+                states = OptimizerStates(self._updaters, self._params)
+                averaging.steps = states.start_equal(
+                    averaging.exchange, self._root_rank, averaging.steps
+                )
 
     # A step
 

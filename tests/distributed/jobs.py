@@ -1031,6 +1031,26 @@ def resume(arguments):
     return result
 
 
+def grow(arguments):
+    """Train alone for 3 steps, then with a new worker, which has other initial parameters.
+
+    Returns the weights after 6 steps, and the number of steps that the trainer has counted.
+    """
+    old = bps.size() == 1
+    params = _parameters([(5, 7)], contexts=2, value=1 if old else 9)
+    options = {"lr_scheduler": mx.lr_scheduler.FactorScheduler(1, 0.9), **arguments["options"]}
+    trainer = bps.DistributedTrainer(params, arguments["optimizer"], options)
+    for step in range(0 if old else 3, 6):
+        if old and step == 3:
+            bps.suspend()
+            os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
+            bps.resume(num_workers=2, num_servers=1)
+        _backward(params, gradients_of(bps.rank(), step, [(5, 7)]))
+        trainer.step(2)
+    copies = {f"weight{i}": array.asnumpy() for i, array in enumerate(params[0].list_data())}
+    return {**copies, "steps": np.array(trainer._averaging.steps)}
+
+
 def again(arguments):
     """Return the number of workers in a cluster, and in a second one that is joined afterwards."""
     sizes = [bps.size()]

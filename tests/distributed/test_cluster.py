@@ -3,6 +3,7 @@
 import signal
 import time
 
+import mxnet as mx
 import numpy as np
 import pytest
 
@@ -184,6 +185,37 @@ def test_workers_go_on_in_another_cluster_and_in_one_of_another_size(tmp_path):
     finally:
         first.stop()
         second.stop()
+
+
+@pytest.mark.parametrize("optimizer, options", [("sgd", {"momentum": 0.9}), ("adam", {})])
+def test_a_new_worker_goes_on_from_the_parameters_and_states_of_the_old_one(
+    tmp_path, optimizer, options
+):
+    first, second = Cluster(tmp_path, 1, 1), Cluster(tmp_path, 2, 1)
+    port = second.environment["DMLC_PS_ROOT_PORT"]
+    arguments = {"optimizer": optimizer, "options": options, "port": port}
+    try:
+        first.start_roles()
+        second.start_roles("2")
+        first.start_worker(0, "grow", arguments)
+        second.start_worker(1, "grow", arguments)
+        first.wait_for_end()
+        results = second.results()
+    finally:
+        first.stop()
+        second.stop()
+    scheduler = mx.lr_scheduler.FactorScheduler(1, 0.9)
+    stock = mx.optimizer.create(optimizer, lr_scheduler=scheduler, **options)
+    update, weight = mx.optimizer.get_updater(stock), mx.nd.ones((5, 7))
+    for step in range(6):
+        ranks = range(1 if step < 3 else 2)
+        mean = sum(gradients_of(rank, step, [(5, 7)])[0] for rank in ranks) / len(ranks)
+        update(0, mx.nd.array(mean), weight)
+    for result in results:
+        np.testing.assert_allclose(result["weight0"], weight.asnumpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(result["weight0"], results[0]["weight0"])
+        np.testing.assert_array_equal(result["weight0"], result["weight1"])
+        assert result["steps"] == 6
 
 
 def test_a_parameter_that_is_frozen_holds_up_none_that_travels_with_it():
