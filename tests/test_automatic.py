@@ -44,6 +44,15 @@ def test_a_single_tensor_and_a_plain_trainers_store_need_a_compressor_by_name():
         mx.kv.create("GluonGCLocal").set_gradient_compression({"compressor": "auto"})
 
 
+@pytest.mark.parametrize("ef", ["corrected", "sparse"])
+def test_a_single_tensor_and_a_plain_trainers_store_have_no_learning_rate(ef):
+    params = {"compressor": "randomk", "k": 0.1, "ef": ef}
+    with pytest.raises(ValueError, match=f"'{ef}' needs the optimizer, whose learning rate"):
+        bps.byteps_declare_tensor("t", **params)
+    with pytest.raises(ValueError, match=f"'{ef}' needs the optimizer, whose learning rate"):
+        mx.kv.create("GluonGCLocal").set_gradient_compression(params)
+
+
 def test_a_trainer_says_that_it_will_choose_and_then_what_it_chose():
     trainer, params = trainer_of("aggressive", chosen=CHOSEN)
     assert "'compressor': 'auto'" in repr(trainer) and "'accuracy': 'aggressive'" in repr(trainer)

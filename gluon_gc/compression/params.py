@@ -98,6 +98,16 @@ class CompressionParams:
             )
         return self
 
+    def require_no_optimizer(self) -> CompressionParams:
+        """Return these params. Raise ValueError if they need an optimizer's learning rate."""
+        if self.ef in ("corrected", "sparse"):
+            raise ValueError(
+                f"compression_params['ef'] '{self.ef}' needs the optimizer, whose learning rate it "
+                "follows: pass it, or use 'vanilla' for a plain Trainer, for fully_shard, or for a "
+                "single tensor"
+            )
+        return self
+
     def options(self, epoch: Optional[int] = None) -> Dict[str, Any]:
         """The options of a codec, for an epoch if one was set."""
         decay = self.ef_decay if self.ef_decay != 1 else None

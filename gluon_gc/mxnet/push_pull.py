@@ -64,9 +64,15 @@ def byteps_declare_tensor(
     **compression_params
         As in `DistributedTrainer`, or in BytePS's spelling, such as byteps_compressor_type
         (`gluon_gc.compression.byteps`). Momentum needs byteps_momentum_mu.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        An option is wrong. The compressor "auto" and the error feedback "corrected" and "sparse"
+        are wrong too, because they need all gradients of a step, or the learning rate.
     """
     spelled = byteps.translate(compression_params)
-    params = spelled.parse().require_chosen()
+    params = spelled.parse().require_chosen().require_no_optimizer()
     if on_nonfinite is not None:
         require_on_nonfinite(on_nonfinite)
     warn_of_ignored(spelled.params)

@@ -36,7 +36,7 @@ def declare(name: str, **compression: Any) -> None:
     ValueError, TypeError, KeyError
         An option is wrong, or the name was declared before with other options.
     """
-    params = byteps.translate(compression).parse().require_chosen()
+    params = byteps.translate(compression).parse().require_chosen().require_no_optimizer()
     _started().declare(name, params)
 
 

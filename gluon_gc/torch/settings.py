@@ -92,12 +92,8 @@ def require_frozen(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
 def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[Optimizer]) -> None:
     """Raise ValueError if error feedback needs the optimizer, but there is none."""
-    feedback = {params.ef for params in several} & {"corrected", "sparse"}
-    if feedback and optimizer is None:
-        raise ValueError(
-            f"compression_params['ef'] '{feedback.pop()}' needs the optimizer, whose learning rate "
-            "it follows"
-        )
+    for params in several if optimizer is None else ():
+        params.require_no_optimizer()
 
 
 def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:

@@ -545,6 +545,7 @@ def wrong_settings():
         "'auto' must know all gradients",
         lambda: bps.declare("alone", compressor="auto"),
     )
+    raised(ValueError, "needs the optimizer", lambda: bps.declare("alone", **DITHERING))
     raised(ValueError, "twice", lambda: state([*named, named[0]], TOPK))
     raised(ValueError, "needs the optimizer", lambda: state(named, TOPK, on_nonfinite="skip"))
     raised(ValueError, "needs the optimizer", lambda: state(named, DITHERING))

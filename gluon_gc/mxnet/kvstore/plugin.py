@@ -66,10 +66,11 @@ class CompressingKVStore(KVStoreBase):
         Raises
         ------
         ValueError
-            A value is wrong. "momentum" and "auto" are wrong too, because a plain Trainer does not
-            tell its store the momentum, nor all gradients of a step.
+            A value is wrong. "momentum", "auto", and "ef" "corrected" or "sparse" are wrong, too: a
+            plain Trainer does not tell its store the momentum, all gradients of a step, or the
+            learning rate.
         """
-        self._params = parse(compression_params).require_chosen()
+        self._params = parse(compression_params).require_chosen().require_no_optimizer()
         warn_of_ignored(compression_params)
 
     def broadcast(self, key: Any, value: NDArray, out: Arrays, priority: int = 0) -> None:
