@@ -22,6 +22,8 @@ class SavedTrainer(HookedTrainer):
         Each worker saves its own file. Rank 0's file also has the residuals of the servers. With an
         algorithm, each file also has the algorithm's state and this worker's parameters. A new file
         replaces an old one when it is complete and on disk.
+        All workers call this together before the first step, and before the next step after
+        `bps.resume` or after a parameter is unfrozen. Later, the call waits for no other worker.
         """
         self._follow_cluster()
         saving.save(self._saved("save_states"), fname)
