@@ -26,7 +26,8 @@ class Additions:
         self._wait, self._found = wait, False
         self._averaged: Set[torch.Tensor] = set()  # backward has not added to them
         self._nonzero: Set[torch.Tensor] = set()  # before backward adds to them
-        self._handles = [p.register_hook(partial(self._touch, p)) for p in parameters]
+        touch = torch.compiler.disable(self._touch)  # in case that a script compiles a whole step
+        self._handles = [p.register_hook(partial(touch, p)) for p in parameters]
 
     def averaged(self, parameters: Iterable[torch.Tensor]) -> None:
         """Record that the gradients of these parameters are averages now."""

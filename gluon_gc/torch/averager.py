@@ -75,6 +75,11 @@ class Averager:
         self._averages: Dict[torch.Tensor, weakref.ref] = {}
         self._begin()
         state.gradients.when_made = self._ready
+        # A script may compile a whole step, but torch.compile cannot trace these methods.
+        untraceable = self.drop, self.synchronize, self._finish_backward
+        self.drop, self.synchronize, self._finish_backward = map(
+            torch.compiler.disable, untraceable
+        )
         averagers[next(_numbers)] = self
 
     def set_passes(self, passes: int) -> None:

@@ -76,11 +76,11 @@ class GradientSteps:
         self._made: Set[str] = set()  # computed by backward since they were last averaged
         self.when_made: Callable[[torch.Tensor], None] = lambda parameter: None
         self.when_stepping: Callable[[], None] = lambda: None
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._note) for parameter in self._names
-        ]
+        # A script may compile a whole step, but torch.compile cannot trace the hooks.
+        note, stepping = map(torch.compiler.disable, (self._note, self._before_step))
+        self._handles = [p.register_post_accumulate_grad_hook(note) for p in self._names]
         if optimizer is not None:
-            self._handles.append(before_step(optimizer, self._before_step))
+            self._handles.append(before_step(optimizer, stepping))
         self.closed = ""
         closing.opened(self)  # only the hooks may still refer to this object at shutdown
 

@@ -4,7 +4,7 @@ This module must not import annotations from __future__: DDP compares the annota
 types, not with strings.
 """
 
-from typing import Collection
+from typing import Callable, Collection, List
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,22 @@ def compression_hook(
     >>> state = bps.CompressionState(model.named_parameters(), params, optimizer)
     >>> ddp.register_comm_hook(state, bps.compression_hook)
     """
+    if not _uncompiled:
+        _uncompiled.append(torch.compiler.disable(_averaged))
+    return _uncompiled[0](state, bucket)
+
+
+_uncompiled: List[Callable[..., torch.futures.Future[torch.Tensor]]] = []
+"""`_averaged` for scripts that compile a whole step: torch.compile cannot trace it.
+
+It is made by the first call, because it imports the compiler, which takes seconds.
+"""
+
+
+def _averaged(
+    state: CompressionState, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Implement `compression_hook`."""
     buffer, begins = bucket.buffer(), bucket.index() == 0
     if buffer.is_sparse:
         return _sparse(state, bucket, begins)

@@ -71,6 +71,20 @@ def train(net, optimizer, ddp, steps, **more):
     return flat(net)
 
 
+def train_compiled(net, optimizer, model, steps):
+    """Like `train`, with forward, backward and the optimizer's step in a compiled function."""
+
+    def step(x, y):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    compiled = torch.compile(step, backend="eager")
+    for number in steps:
+        compiled(*data(number))
+    return flat(net)
+
+
 def step_with_closures(net, optimizer, steps):
     """Train with closures, whose losses `step` must return."""
     for step in steps:

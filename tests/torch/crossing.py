@@ -14,7 +14,17 @@ from torch.optim.lr_scheduler import StepLR
 import gluon_gc.torch as bps
 from gluon_gc.torch import averager, pace
 from gluon_gc.torch.cross_barrier import CrossBarrier
-from tests.torch.common import ONEBIT, TOPK, Net, assert_alike, flat, loss_of, raised, sgd
+from tests.torch.common import (
+    ONEBIT,
+    TOPK,
+    Net,
+    assert_alike,
+    flat,
+    loss_of,
+    raised,
+    sgd,
+    train_compiled,
+)
 
 EF = {**ONEBIT, "momentum": None}
 OPTIMIZERS = {
@@ -271,6 +281,9 @@ def modules_that_use_parameters_of_others():
             one.zero_grad()
             loss_of(model, step).backward()
             one.step()
+    assert torch.equal(flat(net), flat(twin))
+    net = Net()
+    train_compiled(net, cross_barrier(net, sgd(net)), net, range(4))
     assert torch.equal(flat(net), flat(twin))
 
 

@@ -38,6 +38,7 @@ from tests.torch.common import (
     raised,
     sgd,
     train,
+    train_compiled,
     trained,
     wrapped,
 )
@@ -88,6 +89,10 @@ def compiled():
     expected = trained(TOPK)
     compiled = torch.compile(ddp, backend="eager")
     assert torch.equal(train(net, optimizer, compiled, range(8)), expected)
+    assert torch.equal(train_compiled(*wrapped(TOPK)[:3], range(8)), expected)
+    net = Net()
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), TOPK)
+    assert torch.equal(train_compiled(net, optimizer, net, range(8)), expected)
 
 
 def random_orders_of_tensors():
