@@ -68,6 +68,7 @@ class CrossingAverager(Averager):
         self._gates = Gates(model, self._enter)
         self._pace, self._reordered = Pace(), False
         super().__init__(optimizer, passes, state)
+        state.gradients.finish = self.finish
 
     # Backward
 

@@ -51,6 +51,9 @@ class GradientSteps:
         Called with a parameter after backward has added to its gradient.
     when_stepping : callable
         Called without arguments before the optimizer steps.
+    finish : callable
+        Called without arguments before residuals and momentum are saved, loaded or configured.
+        CrossBarrier waits for its exchanges.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class GradientSteps:
         self._made: Set[str] = set()  # computed by backward since they were last averaged
         self.when_made: Callable[[torch.Tensor], None] = lambda parameter: None
         self.when_stepping: Callable[[], None] = lambda: None
+        self.finish: Callable[[], None] = lambda: None
         # A script may compile a whole step, but torch.compile cannot trace the hooks.
         note, stepping = map(torch.compiler.disable, (self._note, self._before_step))
         self._handles = [p.register_post_accumulate_grad_hook(note) for p in self._names]
@@ -94,6 +98,11 @@ class GradientSteps:
         made = self._made.intersection(names)
         self._made -= made
         return made
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the compressors the epoch, counted from 0."""
+        self.finish()
+        self.compression.set_epoch(epoch)
 
     def begin(self) -> None:
         """Begin a step, or continue the last one if backward has added to its averages.

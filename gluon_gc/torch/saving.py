@@ -29,11 +29,13 @@ _KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by kind of 
 
 
 def state_dict(state: CompressionState) -> Dict[str, Any]:
-    """Return this worker's state_dict. No gradients may be under way.
+    """Return this worker's state_dict. Backward may not be under way.
 
     If no optimizer has used the gradients of the last exchange, it is without this exchange.
     """
-    steps, undone = state.gradients, state.gradients.to_undo()
+    steps = state.gradients
+    steps.finish()
+    undone = steps.to_undo()
     arrays: coder_states.Tensors = {name: {} for name in state.parameters}
     arrays.update(coder_states.packed(state.exchange.chunks, undone))
     for kind, states in state.momentum.state.items() if state.momentum else ():
@@ -57,6 +59,7 @@ def load(
     The workers agree before each part, so that all of them fail if one fails.
     """
     several, steps = not isinstance(given, Mapping), state.gradients
+    steps.finish()
     gather = state.exchange.gather_objects
     workers = state_dicts.if_all_fit(gather, lambda: _read_all(given), _facts)
     recalled = [] if steps.count else workers[0].header["parameters"]

@@ -160,7 +160,7 @@ class CompressionState:
 
         Without a call, compressors work as after their warm-up.
         """
-        self.gradients.compression.set_epoch(checked_epoch(epoch))
+        self.gradients.set_epoch(checked_epoch(epoch))
 
     # A step
 

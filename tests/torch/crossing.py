@@ -166,6 +166,7 @@ def whoever_reads_parameters_waits():
         loss_of(net, step).backward()
         optimizer.step()
     expected, state = flat(net), optimizer.state_dict()
+    saved = optimizer.compression_state.state_dict()
     optimizer.compression_state.close()
 
     def weights(named):
@@ -204,6 +205,12 @@ def whoever_reads_parameters_waits():
         for own, other in zip(optimizer.state_dict()["state"].values(), state["state"].values()):
             assert torch.equal(own["momentum_buffer"], other["momentum_buffer"])
         optimizer.compression_state.close()
+    for name, arguments in (("state_dict", ()), ("set_epoch", (0,)), ("load_state_dict", [saved])):
+        net, optimizer = stepped()
+        kept = optimizer._averager.state  # the compression_state that a script kept
+        getattr(kept, name)(*arguments)
+        assert not late(optimizer), name
+        kept.close()
     net, optimizer = stepped()
     net.load_state_dict(Net().state_dict())
     assert torch.equal(flat(net), flat(Net()))
