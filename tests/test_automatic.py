@@ -86,12 +86,12 @@ def test_a_checkpoint_brings_back_what_was_chosen(tmp_path, prefix):
 
 
 def test_choices_for_other_names_come_back_in_the_order_of_the_network():
-    alike = {"shape": [5], "dtype": "float32"}
+    common = {"shape": [5], "dtype": "float32"}
     there = [
-        {**alike, "name": "p8", "position": 0, "compression": "topk"},
-        {**alike, "name": "p9", "position": 1, "compression": "onebit"},
+        {**common, "name": "p8", "position": 0, "compression": "topk"},
+        {**common, "name": "p9", "position": 1, "compression": "onebit"},
     ]
-    here = [{**alike, "name": "p10", "position": 1}, {**alike, "name": "p11", "position": 0}]
+    here = [{**common, "name": "p10", "position": 1}, {**common, "name": "p11", "position": 0}]
     assert saved_compressions({"parameters": there}, here) == {0: "onebit", 1: "topk"}
     here[0]["name"], here[1]["name"] = "p9", "p10"  # one name is left, of another layer
     here[0]["position"], here[1]["position"] = 0, 1

@@ -68,7 +68,6 @@ class AlgorithmAveraging(Averaging):
             algorithm, requested, option_given, mx.nd.waitall
         )
         self._proposed: Optional[Decision] = None  # this worker's; rank 0's counts for all
-        self._algorithm = self._automatic.algorithm
         self.described = self._automatic.described()
         self._driver = Driver(self._algorithm, self)
         self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
@@ -77,6 +76,11 @@ class AlgorithmAveraging(Averaging):
         self._states = AlgorithmStates(self._driver, self._averaged)
         self._begun = False  # whether the algorithm's state exists
         self._declared = False  # whether the rounds' tensors are declared
+
+    @property
+    def _algorithm(self) -> Algorithm:
+        """The algorithm: as given, or as "auto" has chosen it."""
+        return self._automatic.algorithm
 
     def require_every_step(self, call: str) -> None:
         raise RuntimeError(
@@ -139,7 +143,6 @@ class AlgorithmAveraging(Averaging):
         if decision is None:
             return
         self._automatic.take(decision)
-        self._algorithm = self._automatic.algorithm
         self._driver.use(self._algorithm)
         self._shapes.clear()
         self.described = self._automatic.described()

@@ -60,7 +60,8 @@ class WrappedAdam:
     @property
     def steps(self) -> int:
         """The number of steps that the optimizer has counted for the first parameter."""
-        return int(self._state(next(iter(self._parameters)))["step"])
+        state = self._optimizer.state.get(next(iter(self._parameters.values())), {})
+        return int(state.get("step", 0))
 
     def update(self, name: str, frozen: int) -> Update:
         """Return the update of a parameter, whose exp_avg_sq did not change in `frozen` steps."""
