@@ -49,7 +49,5 @@ def broadcast_changed(
     exchange.agree("step")  # so that only the values may differ below
     params = [p for p in params if p._data is not None and not is_statistic(p)]
     values = [(param.name, {"digest": digest(first_copy(param).asnumpy())}) for param in params]
-    try:
-        exchange.agree("step", values)
-    except RuntimeError:
+    if not exchange.agrees("step", values):
         broadcast(params)

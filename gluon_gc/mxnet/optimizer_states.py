@@ -65,11 +65,9 @@ class OptimizerStates:
         optimizer = self._updaters[0].optimizer
         counts = _counts(optimizer)
         done = [steps, optimizer.num_update, *(counts.get(i, 0) for i in range(len(self._params)))]
-        try:
-            exchange.agree("step", [("the optimizer", {"updates": done})])
+        if exchange.agrees("step", [("the optimizer", {"updates": done})]):
             return steps
-        except RuntimeError:  # some workers are new
-            array = mx.nd.array(done, dtype="int32")
+        array = mx.nd.array(done, dtype="int32")
         exchange.broadcast([array], root_rank)
         steps, optimizer.num_update, *numbers = array.asnumpy().tolist()
         counts = {i: count for i, count in enumerate(numbers) if count}

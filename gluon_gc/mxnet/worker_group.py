@@ -80,6 +80,14 @@ class WorkerGroup:
         called = [("", {"call": call}), *facts]
         agreement.reach(self.rank, called, lambda message: self._compared(message, call))
 
+    def agrees(self, call: str, facts: Facts) -> bool:
+        """Whether all workers state the same facts; see `agree`."""
+        try:
+            self.agree(call, facts)
+        except RuntimeError:
+            return False
+        return True
+
     def broadcast(
         self, arrays: Sequence[NDArray], root_rank: int, called: Optional[Sequence[str]] = None
     ) -> None:
