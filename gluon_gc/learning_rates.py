@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Hashable, Iterable, Mapping
+from typing import Dict, Hashable, Iterable, Mapping, Optional
 
 
 class LearningRates:
@@ -10,14 +10,13 @@ class LearningRates:
 
     Attributes
     ----------
-    last, before : dict
-        The learning rates after and before the last `advance`, by any key that identifies a
-        parameter.
+    last : dict
+        The learning rates of the last steps, by any key that identifies a parameter.
     """
 
     def __init__(self) -> None:
         self.last: Dict[Hashable, float] = {}
-        self.before: Dict[Hashable, float] = {}
+        self._before: Dict[Hashable, Optional[float]] = {}  # the last `advance` of each key
 
     def advance(self, rates: Mapping[Hashable, float]) -> Dict[Hashable, float]:
         """Begin a step. Return the ratio of the previous to the current learning rate.
@@ -34,18 +33,19 @@ class LearningRates:
             The ratio of each parameter. Ratios of 1 are left out.
         """
         nonzero = {key: rate for key, rate in rates.items() if rate}
-        before = {key: self.last[key] for key in nonzero.keys() & self.last.keys()}
-        self.before, self.last = self.last, {**self.last, **nonzero}
-        return {key: old / nonzero[key] for key, old in before.items() if old != nonzero[key]}
+        self._before.update({key: self.last.get(key) for key in rates})
+        self.last = {**self.last, **nonzero}
+        return {
+            key: self._before[key] / rate
+            for key, rate in nonzero.items()
+            if self._before[key] not in (None, rate)
+        }
 
     def keep(self, keys: Iterable[Hashable]) -> None:
-        """Undo the last `advance` for these parameters, because no worker has their gradients."""
-        for key in keys:
-            if key in self.before:
-                self.last[key] = self.before[key]
-            else:
-                self.last.pop(key, None)
+        """Undo the last `advance` for these parameters, whose gradients were not used."""
+        self.last = self.without(keys)
 
-    def take_back(self) -> None:
-        """Undo the last `advance`."""
-        self.last = self.before
+    def without(self, keys: Iterable[Hashable]) -> Dict[Hashable, float]:
+        """Return what `last` would be after `keep`."""
+        rates = {**self.last, **{key: self._before[key] for key in keys if key in self._before}}
+        return {key: rate for key, rate in rates.items() if rate is not None}

@@ -206,7 +206,7 @@ class AllGather(Unit):
     def check(self, tensors: Tensors) -> None:
         check(tensors, self.empty_state())
 
-    def load(self, tensors: Tensors, keeps_copies: bool) -> None:
+    def load(self, tensors: Tensors) -> None:
         self._copies.load(tensors)
 
 

@@ -16,7 +16,7 @@ import torch
 from .. import kernels
 from ..kernels.library import TICKET_BYTES
 from . import gpu
-from .coder import GpuCoder
+from .coder import GpuCoder, StateOfCall
 from .exchanged_chunk import OVER_NCCL, ExchangedChunk
 from .job import Job
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Positions = Optional[Sequence[kernels.Position]]
 Ratios = Optional[Sequence[float]]
+States = Sequence[StateOfCall]
 
 
 class OnHost:
@@ -41,14 +42,13 @@ class OnHost:
         self._compress = kernels.Batch(
             "compress",
             [chunk.coder.codec for chunk in self._outgoing],
-            [chunk.coder.carried for chunk in self._outgoing],
-            [buffers.sent[chunk] for chunk in self._outgoing],
+            payload=[buffers.sent[chunk] for chunk in self._outgoing],
         )
         self._decompress = _batch_of_answers("decompress", self.delivered, buffers)
 
-    def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
+    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
         addresses = [job.address(chunk.piece) for chunk in self._outgoing]
-        self._compress(addresses, positions, job.scale, ratios)
+        self._compress(addresses, positions, job.scale, ratios, states)
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
         self._decompress([job.address(chunk.piece) for chunk in self.delivered], positions)
@@ -65,12 +65,12 @@ class ByHost(OnHost):
             for chunk in chunks
         }
 
-    def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
+    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
         copies = [self._copies[chunk] for chunk in self._outgoing]
         with job.staged.queue():
             for chunk, copy in zip(self._outgoing, copies):
                 gpu.copy(job.of(chunk.piece), copy)
-        self._compress([copy.data_ptr() for copy in copies], positions, job.scale, ratios)
+        self._compress([copy.data_ptr() for copy in copies], positions, job.scale, ratios, states)
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
         copies = [self._copies[chunk] for chunk in self.delivered]
@@ -100,11 +100,11 @@ class BetweenGpus:
             self._decompress = GpuBatch("decompress", [c.coder for c in self.delivered], device)
             self._decompress.read([buffers.answers[c] for c in self.delivered])
 
-    def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
+    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
         addresses = [job.address(chunk.piece) for chunk in self._outgoing]
         with job.staged.queue() as stream:
             self._compress.queue(stream)
-            self._compress(addresses, positions, job.scale, ratios)
+            self._compress(addresses, positions, job.scale, ratios, states)
             self._sent()
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
@@ -182,9 +182,8 @@ class GpuBatch(kernels.Batch):
         self._tickets = torch.zeros(len(codecs) * TICKET_BYTES, dtype=torch.uint8, device=device)
         addresses = [workspace.data_ptr() for workspace in self._workspaces]
         super().__init__(function, codecs, workspaces=addresses)
-        for i, (call, coder) in enumerate(zip(self._calls, coders)):
+        for i, call in enumerate(self._calls):
             call.ticket = self._tickets.data_ptr() + i * TICKET_BYTES
-            call.momentum, call.memory = coder.addresses
             call.status = None
 
     def write(self, payload: Sequence[torch.Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from ..compression import stream as streams
 from ..plan import Chunk
 from ..random_streams import StreamStarts
 from . import gpu
+
+
+StateOfCall = Tuple[kernels.StateAddresses, Any]
+"""Where a call writes the state, and where it reads it (None: there, too), for `kernels.Batch`."""
 
 
 class Coder:
@@ -37,8 +41,6 @@ class Coder:
     codec : Codec
     device : torch.device
         The device that compresses.
-    carried : kernels.State
-        The residual and momentum, in the codec's own form.
     """
 
     device = gpu.CPU
@@ -46,11 +48,15 @@ class Coder:
     def __init__(
         self, params: CompressionParams, n: int, dtype: str, start: Optional[streams.State]
     ) -> None:
-        self._params, self._n, self._dtype, self._start = params, n, dtype, start
+        self._params, self._n, self._dtype = params, n, dtype
         self._stream = streams.Stream(start)
         self.set_epoch(None)
-        self.carried = self.codec.state()
-        self._kept: Optional[Tuple[List[Any], streams.Stream]] = None  # copies
+        self._copies: List[Any] = []  # of the state; others than the current one are earlier states
+        self._addresses: List[kernels.StateAddresses] = []
+        self._has_foreign_memory = False
+        self._now = self._add_copy()
+        self._before: Optional[_Before] = None  # `take_back` returns there
+        self._last: Optional[_Before] = None  # `take_back_last` returns there
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         """Set the epoch, counted from 0; None: compress as after the warm-up."""
@@ -66,37 +72,61 @@ class Coder:
         *state, drawn = self._stream.take(self.codec.draws)
         return kernels.position(state, drawn)
 
-    def use_memory(self, memory: torch.Tensor) -> None:
-        """Let error feedback keep its only array in this tensor, shape (codec.memory[0],)."""
-        self.carried = kernels.State(self.carried.momentum, (memory.numpy(),))
+    # The state, of which calls read one copy and write another, so that they can be taken back
 
-    # Steps that are undone
+    def in_place(self) -> StateOfCall:
+        """Return the state for a call that cannot be taken back."""
+        return self._addresses[self._now], None
 
-    def keep(self) -> None:
-        """Copy the residual, momentum and random stream, for `take_back`."""
-        buffers = self._kept[0] if self._kept else None
-        self._kept = self._copies(buffers), copy.copy(self._stream)
+    def turn(self, continues: bool) -> StateOfCall:
+        """Return the state for a call that can be taken back.
+
+        If it continues the last calls, `take_back` undoes them, too.
+        """
+        self._last = _Before(self._now, copy.copy(self._stream))
+        if not continues or self._before is None:
+            self._before = self._last
+        if self._has_foreign_memory:
+            return self.in_place()
+        source, taken = self._addresses[self._now], (self._now, self._before.copy)
+        free = [copy_number for copy_number in range(len(self._copies)) if copy_number not in taken]
+        self._now = free[0] if free else self._add_copy()
+        return self._addresses[self._now], ctypes.pointer(source)
 
     def take_back(self) -> None:
-        """Return to the state at the last `keep`, or to the start if there was none."""
-        self._return_to(self._kept)
+        """Return to the state before the last `turn` that did not continue another."""
+        self._return_to(self._before)
 
-    def _return_to(self, kept: Optional[Tuple[List[Any], streams.Stream]]) -> None:
-        arrays, stream = kept or (None, streams.Stream(self._start))
-        self._stream = copy.copy(stream)
-        self._overwrite(arrays)
+    def take_back_last(self) -> None:
+        """Return to the state before the last `turn`."""
+        self._return_to(self._last)
 
-    def _copies(self, buffers: Optional[List[Any]] = None) -> List[Any]:
-        """Return copies of the arrays in use, in these buffers if they are given."""
-        buffers = buffers or [np.empty_like(array) for array in _arrays(self.carried)]
-        for target, array in zip(buffers, _arrays(self.carried)):
-            target[:] = array
-        return buffers
+    def _return_to(self, before: _Before) -> None:
+        self._now, self._stream = before.copy, copy.copy(before.stream)
 
-    def _overwrite(self, arrays: Optional[List[Any]]) -> None:
-        """Write the copies back to the arrays in use; None: write zeros."""
-        for i, array in enumerate(_arrays(self.carried)):
-            array[:] = 0 if arrays is None else arrays[i]
+    def _add_copy(self) -> int:
+        """Allocate memory for a copy of the state, and return its number."""
+        state = self.codec.state()
+        self._copies.append(state)
+        self._addresses.append(kernels.addresses(self.codec, state))
+        return len(self._copies) - 1
+
+    def _in_host_memory(self, number: int) -> kernels.State:
+        """Return a copy of the state in the codec's own form."""
+        return self._copies[number]
+
+    def _write(self, state: kernels.State) -> None:
+        """Replace the current copy, which `_in_host_memory` returned."""
+
+    def use_memory(self, memory: torch.Tensor) -> None:
+        """Let error feedback keep its only array in this tensor, shape (codec.memory[0],).
+
+        `take_back` then returns the random stream only: the caller takes back the array.
+        """
+        self._has_foreign_memory = True
+        (state,) = self._copies
+        self._copies = [kernels.State(state.momentum, (memory.numpy(),))]
+        self._addresses = [kernels.addresses(self.codec, self._copies[0])]
 
     # Checkpoints
 
@@ -107,19 +137,15 @@ class Coder:
 
         `undone`: as they would be after `take_back`.
         """
-        if undone:
-            now = self._copies(), self._stream
-            self.take_back()
-            state = self.state()
-            self._return_to(now)
-            return state
-        state = {}
+        before = self._before if undone else None
+        number, stream = before or (self._now, self._stream)
+        kept, state = self._in_host_memory(number), {}
         if self.codec.traits.draws:
-            state["stream"] = self.stream_state()
+            state["stream"] = stream.state()
         if self.codec.memory:
-            state["residual"] = self.codec.residual(self.carried)
+            state["residual"] = self.codec.residual(kept)
         if self.codec.momentum:
-            state["momentum"] = self.carried.momentum.copy()
+            state["momentum"] = kept.momentum.copy()
         return state
 
     def stream_state(self) -> np.ndarray:
@@ -130,17 +156,19 @@ class Coder:
         """Continue from the result of `state`."""
         if self.codec.traits.draws:
             self._stream.load_state(state["stream"])
-        carried = self.carried
+        kept = self._in_host_memory(self._now)
         if self.codec.memory:
-            self.codec.restore(carried, np.ascontiguousarray(state["residual"]))
+            self.codec.restore(kept, np.ascontiguousarray(state["residual"]))
         if self.codec.momentum:
-            carried.momentum[:] = state["momentum"]
-        self.carried = carried
+            kept.momentum[:] = state["momentum"]
+        self._write(kept)
 
 
-def _arrays(state: kernels.State) -> List[np.ndarray]:
-    """Return the arrays of a codec's state."""
-    return [array for array in (state.momentum, *state.memory) if array is not None]
+class _Before(NamedTuple):
+    """The number of a copy of the state, and the random stream that belongs to it."""
+
+    copy: int
+    stream: streams.Stream
 
 
 class GpuCoder(Coder):
@@ -167,54 +195,45 @@ class GpuCoder(Coder):
         dtype: str,
         start: Optional[streams.State],
     ) -> None:
-        self.device, self._tensors = device, None
+        self.device = device
         super().__init__(params, n, dtype, start)
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         super().set_epoch(epoch)
         self.gpu_codec = self._params.codec(self._n, self._dtype, epoch, "cuda")
 
-    @property
-    def carried(self) -> kernels.State:
-        """A copy of the residual and momentum in host memory."""
-        momentum, *memory = (None if t is None else t.cpu().numpy() for t in self._tensors)
-        return kernels.State(momentum, tuple(memory))
-
-    @carried.setter
-    def carried(self, state: kernels.State) -> None:
-        arrays = (state.momentum, *state.memory)
+    def _add_copy(self) -> int:
+        state = self.codec.state()
         with gpu.queue(self.device):
-            if self._tensors is None:
-                self._tensors = [a if a is None else self._like(a) for a in arrays]
-            for tensor, array in zip(self._tensors, arrays):
+            tensors = [
+                None if array is None else torch.from_numpy(array).to(self.device, copy=True)
+                for array in (state.momentum, *state.memory)
+            ]
+        self._copies.append(tensors)
+        self._addresses.append(_gpu_addresses(tensors))
+        return len(self._copies) - 1
+
+    def _in_host_memory(self, number: int) -> kernels.State:
+        with gpu.queue(self.device):
+            arrays = [None if t is None else t.cpu().numpy().copy() for t in self._copies[number]]
+        return kernels.State(arrays[0], tuple(arrays[1:]))
+
+    def _write(self, state: kernels.State) -> None:
+        with gpu.queue(self.device):
+            for tensor, array in zip(self._copies[self._now], (state.momentum, *state.memory)):
                 if tensor is not None:
-                    tensor.copy_(torch.from_numpy(array))
+                    gpu.copy(torch.from_numpy(array), tensor)
 
     def use_memory(self, memory: torch.Tensor) -> None:
-        momentum, _ = self._tensors
-        self._tensors = [momentum, memory]
+        self._has_foreign_memory = True
+        ((momentum, _),) = self._copies
+        self._copies = [[momentum, memory]]
+        self._addresses = [_gpu_addresses(self._copies[0])]
 
-    def _copies(self, buffers: Optional[List[Any]] = None) -> List[Any]:
-        with gpu.queue(self.device):
-            return [tensor.clone() for tensor in self._tensors if tensor is not None]
 
-    def _overwrite(self, arrays: Optional[List[Any]]) -> None:
-        tensors = [tensor for tensor in self._tensors if tensor is not None]
-        with gpu.queue(self.device):
-            for i, tensor in enumerate(tensors):
-                if arrays is None:
-                    tensor.zero_()
-                else:
-                    tensor.copy_(arrays[i])
-
-    def _like(self, array: np.ndarray) -> torch.Tensor:
-        return torch.empty_like(torch.from_numpy(array), device=self.device)
-
-    @property
-    def addresses(self) -> Tuple[Optional[int], Any]:
-        """The GPU addresses of momentum and memory, in the form of the library."""
-        momentum, *memory = (None if t is None else t.data_ptr() for t in self._tensors)
-        return momentum, (ctypes.c_void_p * 2)(*memory)
+def _gpu_addresses(tensors: Sequence[Optional[torch.Tensor]]) -> kernels.StateAddresses:
+    momentum, *memory = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    return kernels.StateAddresses(momentum, (ctypes.c_void_p * 2)(*memory))
 
 
 def coder_on(device: torch.device, chunk: Chunk, start: Optional[streams.State] = None) -> Coder:

@@ -61,7 +61,7 @@ class Coding(Protocol):
     def encode(self, job: Job) -> None:
         """Write this worker's payloads or values to the buffers."""
 
-    def answer(self) -> None:
+    def answer(self, job: Job) -> None:
         """As an owner, sum the payloads or values of all workers."""
 
     def deliver(self, job: Job) -> List[str]:
@@ -93,7 +93,7 @@ class PlainCoding(Coding):
             for chunk, sent in self._sent:
                 gpu.copy_scaled(job.of(chunk.piece), job.scale, sent)
 
-    def answer(self) -> None:
+    def answer(self, job: Job) -> None:
         for received, answer in self._owned:
             first, *others = received
             working = torch.float32 if received.itemsize < 4 else received.dtype
@@ -133,29 +133,30 @@ class PayloadCoding(Coding):
 
     def _prepare_answers(self, buffers: Buffers) -> None:
         owned = [chunk for chunk in self._chunks if chunk.aggregator is not None]
-        self._aggregators = [chunk.aggregator for chunk in owned]
+        self._owned = owned
         if owned:
             self._aggregate = kernels.Batch(
                 "aggregate",
-                [aggregator.codec for aggregator in self._aggregators],
-                [aggregator.carried for aggregator in self._aggregators],
-                [buffers.answer[chunk] for chunk in owned],
-                [buffers.received[chunk] for chunk in owned],
+                [chunk.aggregator.codec for chunk in owned],
+                payload=[buffers.answer[chunk] for chunk in owned],
+                payloads=[buffers.received[chunk] for chunk in owned],
             )
 
     def encode(self, job: Job) -> None:
-        pieces = [chunk.piece for chunk in self._outgoing]
-        ratios = [job.ratios.get(piece.tensor, 1.0) for piece in pieces] if job.ratios else None
+        names = [chunk.piece.tensor for chunk in self._outgoing]
+        ratios = [job.ratios.get(name, 1.0) for name in names] if job.ratios else None
+        states = [job.state_for(c.coder, name) for c, name in zip(self._outgoing, names)]
         drawn = [c.coder.take_draws() for c in self._outgoing] if self._draws else None
-        self._calls.compress(job, drawn, ratios)
+        self._calls.compress(job, states, drawn, ratios)
         if self._draws_alike:
             positions = dict(zip(self._outgoing, drawn))
             self._drawn = [positions[chunk] for chunk in self._calls.delivered]
 
-    def answer(self) -> None:
-        if self._aggregators:
-            drawn = [coder.take_draws() for coder in self._aggregators] if self._draws else None
-            self._aggregate(positions=drawn)
+    def answer(self, job: Job) -> None:
+        if self._owned:
+            states = [job.state_for(c.aggregator, c.piece.tensor) for c in self._owned]
+            drawn = [c.aggregator.take_draws() for c in self._owned] if self._draws else None
+            self._aggregate(positions=drawn, states=states)
 
     def deliver(self, job: Job) -> List[str]:
         finite = self._calls.decompress(job, self._drawn)
@@ -168,16 +169,16 @@ class NcclCoding(PayloadCoding):
 
     def _prepare_answers(self, buffers: Buffers) -> None:
         owned = [chunk for chunk in self._chunks if chunk.aggregator is not None]
-        self._aggregators, self._device = [c.aggregator for c in owned], self._chunks[0].device
+        self._owned, self._device = owned, self._chunks[0].device
         with gpu.queue(self._device):
-            self._aggregate = GpuBatch("aggregate", self._aggregators, self._device)
+            self._aggregate = GpuBatch("aggregate", [c.aggregator for c in owned], self._device)
             self._aggregate.read([buffers.received[chunk] for chunk in owned])
             self._aggregate.write([buffers.answer[chunk] for chunk in owned])
 
-    def answer(self) -> None:
+    def answer(self, job: Job) -> None:
         with gpu.queue(self._device) as stream:
             self._aggregate.queue(stream)
-            super().answer()
+            super().answer(job)
 
 
 class SummedCoding(PayloadCoding):
@@ -190,7 +191,7 @@ class SummedCoding(PayloadCoding):
             for c in owned
         ]
 
-    def answer(self) -> None:
+    def answer(self, job: Job) -> None:
         for received, answer in self._owned:
             answer[:] = received[0]
             for values in received[1:]:

@@ -225,10 +225,7 @@ class Exchange:
             )
 
     def take_back(self, names: Iterable[str]) -> None:
-        """Undo the last exchange of these tensors. No job may be under way.
-
-        Coders go back to the copies of their state. Coders without a copy start from zero.
-        """
+        """Undo the last exchange of these tensors, see `Coder.turn`. No job may be under way."""
         for chunk in itertools.chain.from_iterable(self._of_tensor[name] for name in names):
             for coder in (chunk.coder, chunk.aggregator):
                 if coder is not None:

@@ -81,11 +81,6 @@ class ExchangedChunk:
         return self.coder.codec.payload_bytes
 
     @property
-    def carries(self) -> bool:
-        """Whether this worker keeps a residual or momentum for the chunk."""
-        return self.coder is not None and bool(self.coder.codec.memory or self.coder.codec.momentum)
-
-    @property
     def wire_size(self) -> WireSize:
         """The size of its payload or values in a message."""
         if self.coder is None or self.coder.has_fixed_length:

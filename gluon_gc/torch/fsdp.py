@@ -36,8 +36,9 @@ def compress_reduce_scatter(
     """Compress the gradients of a model to which fully_shard was applied.
 
     Each worker compresses its gradients of every shard, and the owner of a shard adds up the
-    payloads. The all-gather of parameters does not change. On each worker, error feedback needs as
-    much memory as all gradients of the model, or a quarter with `residual_bits=8`.
+    payloads. The all-gather of parameters does not change. On each worker, error feedback needs
+    twice as much memory as all gradients of the model, or half as much with `residual_bits=8`,
+    because a step may be taken back if no optimizer applies its averages.
 
     All workers call this with the same arguments before the first step. Every parameter must get a
     gradient in every step.
@@ -86,7 +87,7 @@ def compress_reduce_scatter(
     parts, scratch = list(_parts(model, parameters)), None
     if residual_bits == 8:
         _require_single_residuals(params.values())
-        scratch = Scratch(max(sum(part.sizes.values()) * part.workers for part in parts))
+        scratch = Scratch()
     units = []
     for part in parts:
         policy, sharded = part.group.mp_policy, part.parameters

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
 
@@ -90,6 +90,21 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy from one device to another, within a `queue`, which waits for the copy."""
     target.copy_(source, non_blocking=source.is_cuda or target.is_cuda)
+
+
+def copied_later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Start to copy to host memory; the result waits for the copy and returns it."""
+    if values.device.type != "cuda":
+        return lambda: values
+    copied = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+    copied.copy_(values, non_blocking=True)
+    done = mark(values.device)
+
+    def wait_for_copy() -> torch.Tensor:
+        done.synchronize()
+        return copied
+
+    return wait_for_copy
 
 
 def copy_scaled(source: torch.Tensor, scale: float, target: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from .. import env
 from ..compression import CompressionParams, candidates
-from ..plan import applies_momentum
+from ..plan import applies_momentum, travels_compressed
 from . import automatic
 from .declared_tensor import DeclaredTensor, declared
 from .exchange import Exchange
@@ -40,7 +40,7 @@ class GradientCompression:
     without_momentum : set of str
         The parameters whose compressor applies no momentum.
     carries : bool
-        Whether this worker keeps a residual or momentum for any gradient.
+        Whether workers keep a residual or momentum for any gradient.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class GradientCompression:
         self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
         if self._epoch is not None:
             self.exchange.set_epoch(self._epoch)
-        self.carries = any(chunk.carries for chunk in self.exchange.chunks)
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        compressed = [t.plan.params for t in tensors if travels_compressed(t.plan, minimum)]
+        self.carries = any(params.keeps_state for params in compressed)
         self.without_momentum: Set[str] = {
             tensor.plan.name for tensor in tensors if not applies_momentum(tensor.plan, minimum)
         }

@@ -11,14 +11,13 @@ from torch.optim import Optimizer
 from ..learning_rates import LearningRates
 from ..log import logger
 from . import closing, header, staging
-from .additions import Additions
 from .gradient_compression import GradientCompression
 from .job import Job, future_on, resolving
-from .left_out import LeftOut
 from .momentum import Momentum
 from .optimizer_hooks import before_step, param_groups
 from .settings import facts_of, learning_rates
 from .sparse import SparseJob
+from .undo import Undo
 
 
 class GradientSteps:
@@ -41,10 +40,10 @@ class GradientSteps:
     ----------
     compression : GradientCompression
     count : int
-        The number of steps so far. A step does not count if no optimizer used its gradients.
+        The number of steps so far. A step does not count if no optimizer applied its averages.
     rates : LearningRates
         The learning rates, by parameter name.
-    left_out : LeftOut
+    undo : Undo
     closed : str
         If it is closed or suspended: the error message of the next step. Otherwise empty.
     when_made : callable
@@ -74,8 +73,8 @@ class GradientSteps:
         self.rates, self._ratios = LearningRates(), {}
         self._nonfinite: List[str] = []  # names of parameters, in the last step
         self._stamp = header.SAME
-        self.left_out = LeftOut(parameters.values(), self._take_back)
-        self._additions = Additions(parameters.values(), lambda: self.left_out.waits)
+        self._continued: Set[str] = set()  # names whose last average is in the gradients
+        self.undo = Undo(parameters, self._take_back)
         self._made: Set[str] = set()  # computed by backward since they were last averaged
         self.when_made: Callable[[torch.Tensor], None] = lambda parameter: None
         self.when_stepping: Callable[[], None] = lambda: None
@@ -90,7 +89,7 @@ class GradientSteps:
 
     def _note(self, parameter: torch.Tensor) -> None:
         self._made.add(self._names[parameter])
-        self._additions.made(parameter)
+        self.undo.made()
         self.when_made(parameter)
 
     def take_made(self, names: Iterable[str]) -> Set[str]:
@@ -110,27 +109,28 @@ class GradientSteps:
         Raises
         ------
         RuntimeError
-            A step is continued, but compression applies momentum.
+            A step is continued, but compression applies momentum. Or it cannot be known which
+            averages an optimizer applies, see `Undo.begin`.
         """
         if not self._begun:
             mu = self._momentum and self._momentum.mu
             self.compression.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")
-        adds, continues = self._additions.take(), False
         if self.compression.carries:
-            continues = self.left_out.begin(adds, allowed=bool(self._nonfinite))
-        if continues and self._momentum is not None:
+            self._continued = self.undo.begin(expected=bool(self._nonfinite))
+        if self._continued and self._momentum is not None:
             raise RuntimeError(
                 "gradients were averaged twice before the optimizer's step, but compression "
                 "applies momentum once for each average: use no_sync() for all backward passes of "
                 "a step but the last"
             )
         self._nonfinite, self._ratios = [], {}
-        if not continues:
+        if not self._continued:
             self.count += 1
-            self._ratios = self.rates.advance(self._current_rates())
+        rates = self._current_rates().items()
+        self._ratios = self.rates.advance({n: r for n, r in rates if n not in self._continued})
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
-        self._stamp = header.Stamp(self._begun % 2**32, self.left_out.count % 2**32, checksum)
+        self._stamp = header.Stamp(self._begun % 2**32, self.undo.digest, checksum)
 
     def _current_rates(self) -> Dict[str, float]:
         """Return the learning rates of the optimizer's parameters, by name."""
@@ -150,27 +150,27 @@ class GradientSteps:
         staged = staging.Staged(gradients)
         loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
 
-        step, exchange = self.count, self.compression.exchange
+        step, compression, continued = self.count, self.compression, self._continued
 
         def result(job: Job) -> Collection[str]:
             self._check(job, step)
             staged.finish(loss_scale)
             self.rates.keep(job.unused)
             used = [name for name in gradients if name not in job.unused]
-            self.left_out.exchanged(used)
-            self._additions.averaged(self._parameters[name] for name in used)
+            if compression.carries:
+                self.undo.exchanged(used)
             return job.unused
 
         future: Future[Collection[str]] = future_on(staged.device)
-        exchange.start(
+        compression.exchange.start(
             Job(
                 staged,
-                scale=1.0 / (loss_scale * exchange.workers),
+                scale=1.0 / (loss_scale * compression.exchange.workers),
                 ratios=self._ratios,
                 done=resolving(future, result),
                 absent=absent,
                 stamp=self._stamp if present else header.SAME,
-                keeps=self.left_out.to_keep(gradients),
+                continues=continued,
             )
         )
         return future
@@ -215,6 +215,7 @@ class GradientSteps:
                 self.count,
                 self._nonfinite[0],
             )
+            self.undo.skip_step()
             for group in param_groups(self._optimizer):
                 for parameter in group["params"]:
                     parameter.grad = None  # the optimizer does not step such parameters
@@ -227,15 +228,11 @@ class GradientSteps:
             pairs = [(name, self._parameters[name]) for name in names]
             self._momentum.before_step(pairs, self.compression.without_momentum)
 
-    def _take_back(self, names: Iterable[str]) -> None:
-        """Undo the exchange of these gradients, whose step was skipped."""
+    def _take_back(self, names: List[str], whole: bool) -> None:
+        """Take back the exchange of these gradients, which are all gradients of a `whole` step."""
         self.compression.exchange.take_back(names)
-        self.count -= 1
-        self.rates.take_back()
-
-    def to_undo(self) -> List[str]:
-        """Return the gradients whose exchange a checkpoint must not contain."""
-        return [] if self._nonfinite or not self.compression.carries else self.left_out.to_undo()
+        self.rates.keep(names)
+        self.count -= whole
 
     def suspend(self, why: str) -> None:
         """Stop the threads until `resume`. A step in between raises RuntimeError(why)."""
@@ -247,7 +244,7 @@ class GradientSteps:
         self.closed = ""
         closing.opened(self)
         self.compression.open()
-        self.left_out.loaded(self.left_out.keeps)
+        self.undo.clear()
 
     def close(self) -> None:
         """Remove the hooks, give the momentum back to the optimizer, and close the exchange."""
@@ -257,6 +254,5 @@ class GradientSteps:
                 handle.remove()
             if self._momentum is not None:
                 self._momentum.give_back()
-            self.left_out.close()
-            self._additions.close()
+            self.undo.close()
             self.compression.exchange.close()

@@ -18,7 +18,7 @@ from .collectives import WireSize
 _STAMP_BYTES = 12
 _PROBLEMS = {
     1: "worker {} is in another step than other workers",
-    2: "worker {} has skipped other steps than other workers",
+    2: "worker {} has applied other averages than other workers",
     3: "the learning rates of worker {} differ from those of other workers",
 }
 
@@ -31,14 +31,14 @@ class Stamp(NamedTuple):
     step : int
         The number of the step, from 1. 0: this worker has no gradients, and its stamp is not
         compared.
-    left_out : int
-        The number of steps that were skipped so far.
+    undone : int
+        A checksum of the exchanges that were taken back so far.
     rates : int
         A checksum of the optimizer's learning rates.
     """
 
     step: int = 0
-    left_out: int = 0
+    undone: int = 0
     rates: int = 0
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.futures import Future
 
 from ..plan import Slice
+from .coder import Coder, StateOfCall
 from .header import SAME, Stamp
 from .staging import Staged
 
@@ -33,8 +34,9 @@ class Job:
         The tensors without a gradient on this worker. Their values are zeros.
     stamp : Stamp
         Must be the same on all workers.
-    keeps : collection of str
-        The tensors whose coders copy their state first, so that the step can be undone.
+    continues : collection of str, optional
+        The tensors whose last exchange this one continues, see `Coder.turn`. None: this exchange
+        cannot be taken back.
 
     Attributes
     ----------
@@ -54,7 +56,7 @@ class Job:
     done: Optional[Done] = None
     absent: Collection[str] = ()
     stamp: Stamp = SAME
-    keeps: Collection[str] = ()
+    continues: Optional[Collection[str]] = None
     nonfinite: List[str] = field(default_factory=list)
     outcome: Stamp = SAME
     unused: Set[str] = field(default_factory=set)
@@ -62,6 +64,12 @@ class Job:
 
     def __post_init__(self) -> None:
         self._begins: Dict[str, int] = {n: t.data_ptr() for n, t in self.staged.values.items()}
+
+    def state_for(self, coder: Coder, tensor: str) -> StateOfCall:
+        """Return where a coder reads and writes its state when it compresses part of a tensor."""
+        if self.continues is None:
+            return coder.in_place()
+        return coder.turn(tensor in self.continues)
 
     def of(self, piece: Slice) -> torch.Tensor:
         """Return the values of a slice."""

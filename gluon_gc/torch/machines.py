@@ -98,8 +98,8 @@ class _Sums(Job):
 
         No worker of the machine has a gradient of the tensors in `absent`.
         """
-        self.ratios, self.stamp, self.keeps, self.absent = job.ratios, job.stamp, job.keeps, absent
-        self.outcome = outcome
+        self.ratios, self.stamp, self.continues = job.ratios, job.stamp, job.continues
+        self.absent, self.outcome = absent, outcome
         self.nonfinite.clear()  # each worker of the machine checks the result itself
         self.unused.clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
+from typing import Any, ContextManager, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
 
 import torch
 from torch.optim import Optimizer
@@ -45,6 +45,13 @@ class Averaging(Distributed):
             yield
         finally:
             self._averager.skips = False
+
+    def not_applied(self) -> ContextManager[None]:
+        """Return a context for backward passes whose averages the optimizer does not apply.
+
+        See `CompressionState.not_applied`.
+        """
+        return self._averager.state.not_applied()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set the number of backward passes per `step`; see `DistributedOptimizer`."""

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Callable, Collection, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Collection, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.hooks import RemovableHandle
 
 Arguments = Optional[Tuple[Tuple[Any, ...], dict]]
@@ -45,11 +40,23 @@ def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> N
                 )
 
 
+def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Optional[Callable[[], Any]]:
+    """Return the closure in the arguments of a hook before a step, if there is one."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+def with_closure(args: Sequence[Any], kwargs: Mapping[str, Any], closure: Any) -> Arguments:
+    """Return these arguments with another closure."""
+    if "closure" in kwargs:
+        return tuple(args), {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), dict(kwargs)
+
+
 def before_step(optimizer: Optimizer, action: Callable[[], None]) -> RemovableHandle:
     """Call `action` before each step, or after each call of the step's closure."""
 
     def hook(optimizer: Optimizer, args: Tuple[Any, ...], kwargs: dict) -> Arguments:
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        closure = closure_of(args, kwargs)
         if closure is None:
             action()
             return None
@@ -59,56 +66,6 @@ def before_step(optimizer: Optimizer, action: Callable[[], None]) -> RemovableHa
             action()
             return loss
 
-        return (optimizer, closure_and_action), {}
+        return with_closure(args, kwargs, closure_and_action)
 
     return optimizer.register_step_pre_hook(hook)
-
-
-class StepWatch:
-    """Records whether any optimizer steps some of these parameters.
-
-    Parameters
-    ----------
-    parameters : iterable of Tensor
-        They must live at least as long as this object.
-    """
-
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._stepped = self._steps = False
-        known = set(map(id, parameters))
-        watch = weakref.ref(self)
-
-        def note(begins: bool) -> Callable[[Optimizer, Any, Any], None]:
-            def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-                groups = param_groups(optimizer)
-                if watch() and any(id(p) in known for group in groups for p in group["params"]):
-                    watch()._steps, watch()._stepped = begins, True
-
-            return hook
-
-        registered = (
-            register_optimizer_step_pre_hook(note(True)),
-            register_optimizer_step_post_hook(note(False)),
-        )
-        self._end = weakref.finalize(self, _remove, registered)
-
-    @property
-    def stepped(self) -> bool:
-        """Whether an optimizer has stepped since the last `restart`, or is in a step now.
-
-        A step with a closure may run backward several times.
-        """
-        return self._stepped or self._steps
-
-    def restart(self) -> None:
-        """Forget the steps so far."""
-        self._stepped = False
-
-    def close(self) -> None:
-        """Stop recording."""
-        self._end()
-
-
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Collection, Iterator, List, Mapping, Optional, Sequence, Set
 
 import torch
 import torch.distributed as dist
 
 from ..checkpoint import fitting
+from ..plan import Chunk
 from . import coder_states, groups, staging, state_dicts
-from .additions import is_nonzero
 from .coder import Coders
 from .coder_states import Tensors
 from .coding import Buffers, codings
 from .collectives import ToOwners
 from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
 from .job import Job
-from .left_out import LeftOut
 from .sharded_compression import Unit
 from .shards import Shards
 from .small_residuals import Scratch, SmallResiduals, small_residuals
+from .undo import Undo, is_nonzero
 
 
 class ReduceScatter(Unit):
@@ -51,10 +51,12 @@ class ReduceScatter(Unit):
         self._scratch = scratch
         self._residuals: List[SmallResiduals] = []
         self._steps = 0
-        self._left_out = LeftOut(parameters.values(), self._take_back)
+        self.undo = Undo(parameters, self._take_back, self._in_use)
         self._group: Optional[dist.ProcessGroup] = None
         self.chunks: List[ExchangedChunk] = []
         self._loaded: Tensors = {}
+        if scratch is not None:
+            scratch.reserve(chunk.size for chunk in self._planned())
 
     def __call__(
         self,
@@ -82,35 +84,41 @@ class ReduceScatter(Unit):
         if not self.chunks:
             self._open(group, input_tensor)
         self._expand()
-        self._begin()
+        continues = self._begin()
         rows = staging.Staged(self.shards.split_all(input_tensor))
         shards = staging.Staged(self.shards.split(rank, output_tensor))
-        self._run(Job(rows, _scale(op, workers), {}), Job(shards, 1.0, {}))
+        self._run(Job(rows, _scale(op, workers), {}, continues=continues), Job(shards, 1.0, {}))
         shards.finish(1.0)
 
-    def _begin(self) -> None:
-        """Begin a step, or continue one that adds gradients of several backward passes."""
-        self._left_out.begin(adds=self._left_out.waits and self._adds())
-        if self._left_out.to_keep(self._parameters):
-            for chunk in self._compressed():
-                chunk.coder.keep()
-        self._left_out.exchanged(self._parameters)
+    def _begin(self) -> Set[str]:
+        """Begin a step; return the shards that continue one, which add several backward passes."""
+        names = self.undo.begin()
+        self.undo.exchanged(self._parameters)
         self._steps += 1
+        return {chunk.piece.tensor for chunk in self._of(names)}
 
-    def _adds(self) -> bool:
-        """Return whether FSDP will add the sums to gradients, on any worker.
+    def _in_use(self, names: List[str]) -> Set[str]:
+        """Return the parameters to whose gradients FSDP will add the sums, on any worker.
 
         A worker's own shards may be empty.
         """
-        gradients = (p.grad for p in self._parameters.values() if p.grad is not None)
-        adds = torch.tensor([any(is_nonzero(gradient.to_local()) for gradient in gradients)])
-        dist.all_reduce(adds, dist.ReduceOp.MAX, self._group)
-        return bool(adds)
+        gradients = [self._parameters[name].grad for name in names]
+        adds = [g is not None and bool(is_nonzero(g.to_local())) for g in gradients]
+        of_any = torch.tensor(adds, dtype=torch.uint8, device="cpu")
+        dist.all_reduce(of_any, dist.ReduceOp.MAX, self._group)
+        return {name for name, flag in zip(names, of_any) if flag}
 
-    def _take_back(self, names: Sequence[str]) -> None:
-        for chunk in self._compressed():
+    def _take_back(self, names: List[str], whole: bool) -> None:
+        for chunk in self._of(names):
             chunk.coder.take_back()
-        self._steps -= 1
+        tensors = {chunk.piece.tensor for chunk in self._of(names)}
+        for residuals in self._residuals:
+            residuals.take_back(tensors)
+        self._steps -= whole
+
+    def _of(self, names: Collection[str]) -> Iterator[ExchangedChunk]:
+        """Yield the compressed chunks of these parameters."""
+        return (c for c in self._compressed() if c.piece.tensor.rpartition("/")[0] in names)
 
     # Checkpoints
 
@@ -118,16 +126,21 @@ class ReduceScatter(Unit):
         """Return this worker's residuals and random streams; nothing before the first step."""
         if not self.chunks:
             return self._loaded
-        self._expand()
-        undone = {c.piece.tensor for c in self.chunks} if self._left_out.to_undo() else ()
+        names, _ = self.undo.waiting()
+        undone = {chunk.piece.tensor for chunk in self._of(names)}
+        self._expand(undone)
         return coder_states.packed(self.chunks, undone)
 
     def empty_state(self) -> Tensors:
         """Return zeros in the shapes and dtypes of `carried`."""
+        return coder_states.zeros(self._planned())
+
+    def _planned(self) -> Iterator[Chunk]:
+        """Yield the chunks of all workers' shards before the first step."""
         like = torch.empty(0, dtype=self._dtype, device="meta")
-        workers = range(self.shards.workers)
-        cut = (shard for worker in workers for shard in self.shards.cut(worker, like))
-        return coder_states.zeros(chunk for shard in cut for chunk in shard.chunks)
+        for worker in range(self.shards.workers):
+            for shard in self.shards.cut(worker, like):
+                yield from shard.chunks
 
     def check(self, tensors: Tensors) -> None:
         """Raise ValueError if these tensors do not fit. Before the first step, any tensors fit."""
@@ -137,13 +150,10 @@ class ReduceScatter(Unit):
             names = {place.tensor: place.tensor for place in (*layout, *arrays)}
             fitting.check_arrays(state_dicts.NOUN, arrays, layout, names, strict=True)
 
-    def keeps_copies(self) -> bool:
-        return self._left_out.keeps_next()
-
-    def load(self, tensors: Tensors, keeps_copies: bool) -> None:
+    def load(self, tensors: Tensors) -> None:
         """Continue from the result of `carried`."""
         self._loaded = dict(tensors)
-        self._left_out.loaded(keeps_copies)
+        self.undo.clear()
         if self.chunks:
             self._apply()
 
@@ -156,13 +166,13 @@ class ReduceScatter(Unit):
 
     # Residuals in 8 bits
 
-    def _expand(self) -> None:
+    def _expand(self, undone: Collection[str] = ()) -> None:
         for residuals in self._residuals:
-            residuals.expand()
+            residuals.expand(undone)
 
-    def _compact(self) -> None:
+    def _compact(self, continues: Collection[str] = ()) -> None:
         for residuals in self._residuals:
-            residuals.compact()
+            residuals.compact(continues)
 
     def _compressed(self) -> List[ExchangedChunk]:
         return [chunk for chunk in self.chunks if chunk.coder is not None]
@@ -170,12 +180,12 @@ class ReduceScatter(Unit):
     def _run(self, rows: Job, shards: Job) -> None:
         for coding in self._codings:
             coding.encode(rows)
-        self._compact()
+        self._compact(rows.continues)
         self._to_owners.start()
         self._to_owners.wait()
         nonfinite: List[str] = []
         for coding in self._codings:
-            coding.answer()
+            coding.answer(rows)
             nonfinite += coding.deliver(shards)
         self._to_owners.expect()
         if nonfinite and self.shards.on_nonfinite == "raise":
@@ -192,7 +202,7 @@ class ReduceScatter(Unit):
         coders = Coders(group)
         owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
         self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]
-        with_feedback = [c.coder for c in self._compressed() if c.coder.codec.memory]
+        with_feedback = [c for c in self._compressed() if c.coder.codec.memory]
         if self._scratch is not None:
             self._residuals = small_residuals(with_feedback, self._scratch)
         sizes = [[chunk.wire_size for chunk in owner_chunks] for owner_chunks in owned]

@@ -1,7 +1,7 @@
 """The `state_dict` of a CompressionState, made of plain values and tensors.
 
     {"format": 1, "rank", "world_size", "machines", "momentum", "steps", "learning_rates",
-     "keeps_copies", "parameters": [{"name", "shape", "dtype", "compression"}, ...],
+     "parameters": [{"name", "shape", "dtype", "compression"}, ...],
      "arrays": {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}}
 
 `coder_states` explains the arrays. In addition, the node "trainer" has arrays of the kinds
@@ -31,11 +31,11 @@ _KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by kind of 
 def state_dict(state: CompressionState) -> Dict[str, Any]:
     """Return this worker's state_dict. Backward may not be under way.
 
-    If no optimizer has used the gradients of the last exchange, it is without this exchange.
+    It is without the exchanges whose averages no optimizer has applied.
     """
     steps = state.gradients
     steps.finish()
-    undone = steps.to_undo()
+    undone, whole = steps.undo.waiting()
     arrays: coder_states.Tensors = {name: {} for name in state.parameters}
     arrays.update(coder_states.packed(state.exchange.chunks, undone))
     for kind, states in state.momentum.state.items() if state.momentum else ():
@@ -44,9 +44,8 @@ def state_dict(state: CompressionState) -> Dict[str, Any]:
     return {
         "format": FORMAT,
         **_described(state),
-        "steps": steps.count - bool(undone),
-        "learning_rates": dict(steps.rates.before if undone else steps.rates.last),
-        "keeps_copies": steps.left_out.keeps_next(),
+        "steps": steps.count - whole,
+        "learning_rates": steps.rates.without(undone),
         "arrays": arrays,
     }
 
@@ -74,7 +73,7 @@ def load(
     apply(exchange, state.momentum, chosen)
     header = workers[0].header
     steps.count, steps.rates.last = header["steps"], dict(header["learning_rates"])
-    steps.left_out.loaded(header.get("keeps_copies", False))
+    steps.undo.clear()
 
 
 def _read_all(given: Union[StateDict, Sequence[StateDict]]) -> List[States]:

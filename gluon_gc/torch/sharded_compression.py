@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from . import state_dicts
 from .coder_states import Tensors
 from .gathering import gather
 from .shards import Shards
+from .undo import Undo
 
 
 class Unit:
@@ -20,9 +22,12 @@ class Unit:
     Attributes
     ----------
     shards : Shards
+    undo : Undo, optional
+        Takes back exchanges of gradients that no optimizer has applied.
     """
 
     shards: Shards
+    undo: Optional[Undo] = None
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -42,15 +47,8 @@ class Unit:
         """Raise ValueError if these tensors do not fit."""
         raise NotImplementedError
 
-    def keeps_copies(self) -> bool:
-        """Return whether the next step copies the state first, to be able to undo the step."""
-        return False
-
-    def load(self, tensors: Tensors, keeps_copies: bool) -> None:
-        """Continue from the results of `carried` and `keeps_copies`.
-
-        If there are no tensors, start from zero.
-        """
+    def load(self, tensors: Tensors) -> None:
+        """Continue from the result of `carried`. If there are no tensors, start from zero."""
         raise NotImplementedError
 
 
@@ -70,6 +68,18 @@ class ShardedCompression:
     def __init__(self, function: str, units: Sequence[Unit]) -> None:
         self._function, self._units = function, list(units)
 
+    @contextmanager
+    def not_applied(self) -> Iterator[None]:
+        """Return a context for backward passes whose sums no optimizer applies.
+
+        See `CompressionState.not_applied`.
+        """
+        with ExitStack() as contexts:
+            for unit in self._units:
+                if unit.undo is not None:
+                    contexts.enter_context(unit.undo.not_applied())
+            yield
+
     def state_dict(self) -> Dict[str, Any]:
         """Return this worker's state, as plain values and tensors.
 
@@ -81,8 +91,7 @@ class ShardedCompression:
             carried = unit.carried()
             begun += carried
             arrays.update(carried or unit.empty_state())
-        keeps = tuple(unit.keeps_copies() for unit in self._units)
-        worker = {"begun": tuple(begun), "keeps_copies": keeps, "arrays": arrays}
+        worker = {"begun": tuple(begun), "arrays": arrays}
         workers = {str(dist.get_rank()): worker}
         return {"format": state_dicts.FORMAT, **self._described(), "workers": workers}
 
@@ -98,9 +107,8 @@ class ShardedCompression:
             The state_dict of another worker does not fit. Nothing was changed.
         """
         tensors = state_dicts.if_all_fit(gather, lambda: self._checked(state))
-        keeps = state["workers"][str(dist.get_rank())]["keeps_copies"]
-        for unit, unit_tensors, unit_keeps in zip(self._units, tensors, keeps):
-            unit.load(unit_tensors, unit_keeps)
+        for unit, unit_tensors in zip(self._units, tensors):
+            unit.load(unit_tensors)
 
     def _checked(self, state: Mapping[str, Any]) -> Sequence[Tensors]:
         """Return the tensors of each unit, after all checks."""

@@ -10,12 +10,13 @@ residuals for sharded training.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Sequence, Tuple
+from typing import Collection, Dict, Iterable, Iterator, List, Sequence, Tuple
 
+import numpy as np
 import torch
 
 from . import gpu
-from .coder import Coder
+from .exchanged_chunk import ExchangedChunk
 
 _BLOCK = 128
 _BITS = 7  # of abs(q)
@@ -24,25 +25,27 @@ _FLOAT32_BIAS, _FLOAT32_FRACTION_BITS = 127, 23
 
 
 class Scratch:
-    """Memory for the residuals of one FSDP module at a time. All modules share it.
+    """Memory for the residuals of one FSDP module at a time. All modules share it."""
 
-    Parameters
-    ----------
-    size : int
-        The number of elements of the largest module.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = -(-size // _BLOCK) * _BLOCK
+    def __init__(self) -> None:
+        self._blocks = 0
         self._memory: Dict[Tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
-    def take(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return blocks for a number of elements, shape (blocks, 128)."""
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Make room for a module's residuals of these sizes, before the first `take`."""
+        self._blocks = max(self._blocks, sum(map(blocks_of, sizes)))
+
+    def take(self, blocks: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return zeros, shape (blocks, 128)."""
         key = device, dtype
         if key not in self._memory:
-            self._memory[key] = torch.zeros(self._size, dtype=dtype, device=device)
-        blocks = -(-size // _BLOCK)
-        return self._memory[key][: blocks * _BLOCK].view(blocks, _BLOCK)
+            self._memory[key] = torch.empty(self._blocks, _BLOCK, dtype=dtype, device=device)
+        return self._memory[key][:blocks].zero_()
+
+
+def blocks_of(size: int) -> int:
+    """Return the number of blocks of a residual. They have no elements of other residuals."""
+    return -(-size // _BLOCK)
 
 
 class SmallResiduals:
@@ -50,41 +53,70 @@ class SmallResiduals:
 
     Parameters
     ----------
-    coders : sequence of Coder
+    chunks : sequence of ExchangedChunk
         All have error feedback with one array each, of the same dtype, on the same device.
     scratch : Scratch
     """
 
-    def __init__(self, coders: Sequence[Coder], scratch: Scratch) -> None:
+    def __init__(self, chunks: Sequence[ExchangedChunk], scratch: Scratch) -> None:
+        coders = [chunk.coder for chunk in chunks]
         sizes = [coder.codec.memory[0] for coder in coders]
+        ends = np.cumsum([0, *map(blocks_of, sizes)]).tolist()
+        self._blocks = [
+            (chunk.piece.tensor, slice(begin, end))
+            for chunk, begin, end in zip(chunks, ends, ends[1:])
+        ]
         dtype, self._device = getattr(torch, coders[0].codec.dtype.name), coders[0].device
         with gpu.queue(self._device):
-            self._residuals = scratch.take(sum(sizes), dtype, self._device)
-            self._residuals.zero_()
-        views = self._residuals.view(-1)[: sum(sizes)].split(sizes)
-        for coder, view in zip(coders, views):
-            coder.use_memory(view)
-        self.compact()
+            self._residuals = scratch.take(ends[-1], dtype, self._device)
+        for coder, size, (_, blocks) in zip(coders, sizes, self._blocks):
+            coder.use_memory(self._residuals[blocks].view(-1)[:size])
+        self._now = self._before = self._rounded()
 
     @property
     def nbytes(self) -> int:
         """The bytes that are kept between two steps."""
-        return self._values.nbytes + self._exponents.nbytes
+        return sum(array.nbytes for array in (*self._now, *self._before))
 
-    def expand(self) -> None:
-        """Decode the residuals into the scratch memory."""
+    def expand(self, undone: Collection[str] = ()) -> None:
+        """Decode the residuals into the scratch memory; those of `undone` as before the step."""
         with gpu.queue(self._device):
-            torch.mul(self._values, self._powers(self._exponents), out=self._residuals)
+            values, exponents = self._now
+            torch.mul(values, self._powers(exponents), out=self._residuals)
+            for blocks in self._of(undone):
+                values, exponents = (array[blocks] for array in self._before)
+                torch.mul(values, self._powers(exponents), out=self._residuals[blocks])
 
-    def compact(self) -> None:
-        """Keep the residuals that are in the scratch memory."""
+    def compact(self, continues: Collection[str] = ()) -> None:
+        """Keep the residuals that are in the scratch memory.
+
+        `continues`: `take_back` also undoes the call before, for the residuals of these tensors.
+        """
+        with gpu.queue(self._device):
+            for blocks in self._of(continues):
+                for now, before in zip(self._now, self._before):
+                    now[blocks] = before[blocks]
+            self._before = self._now
+        self._now = self._rounded()
+
+    def take_back(self, tensors: Collection[str]) -> None:
+        """Return to the residuals before the last `compact`, for these tensors."""
+        with gpu.queue(self._device):
+            for blocks in self._of(tensors):
+                for now, before in zip(self._now, self._before):
+                    now[blocks] = before[blocks]
+
+    def _of(self, tensors: Collection[str]) -> Iterator[slice]:
+        return (blocks for tensor, blocks in self._blocks if tensor in tensors)
+
+    def _rounded(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return the values and exponents of the residuals that are in the scratch memory."""
         limit = 2**_BITS - 1
         with gpu.queue(self._device):
             largest = self._residuals.abs().amax(1, keepdim=True)
             exponents = (torch.frexp(largest).exponent - _BITS).clamp(_LEAST, _MOST)
             scaled = (self._residuals * self._powers(-exponents)).round_()
-            self._values = scaled.clamp_(-limit, limit).to(torch.int8)
-            self._exponents = exponents.to(torch.int8)
+            return scaled.clamp_(-limit, limit).to(torch.int8), exponents.to(torch.int8)
 
     def _powers(self, exponents: torch.Tensor) -> torch.Tensor:
         """Return 2^exponents, made of their bits: a GPU's `pow` may round."""
@@ -93,9 +125,9 @@ class SmallResiduals:
         return powers.to(self._residuals.dtype)
 
 
-def small_residuals(coders: Iterable[Coder], scratch: Scratch) -> List[SmallResiduals]:
-    """Return the residuals of coders with error feedback, by device."""
-    by_device: Dict[torch.device, List[Coder]] = {}
-    for coder in coders:
-        by_device.setdefault(coder.device, []).append(coder)
+def small_residuals(chunks: Iterable[ExchangedChunk], scratch: Scratch) -> List[SmallResiduals]:
+    """Return the residuals of chunks with error feedback, by device."""
+    by_device: Dict[torch.device, List[ExchangedChunk]] = {}
+    for chunk in chunks:
+        by_device.setdefault(chunk.coder.device, []).append(chunk)
     return [SmallResiduals(of_device, scratch) for of_device in by_device.values()]

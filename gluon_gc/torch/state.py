@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Collection,
+    ContextManager,
+    Dict,
+    Iterable,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import torch
 import torch.distributed as dist
@@ -138,8 +149,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of exchanges so far. One that was undone, because `optimizer.step` did not
-        follow, does not count."""
+        """The number of steps so far. A step does not count if no average of it was applied."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -229,13 +239,27 @@ class CompressionState:
             raise RuntimeError(error)
         require_frozen(self._frozen)
 
+    def not_applied(self) -> ContextManager[None]:
+        """Return a context for backward passes whose averages no optimizer will apply.
+
+        Their gradients are averaged, but leave no trace in residuals and momentum. Most loops do
+        not need this: an average counts as applied if a step of an optimizer finds it in the
+        parameter's gradient. An optimizer whose step calls a closure with several backward passes,
+        such as SAM, needs it for the passes that only serve to find a point or a step size::
+
+            with state.not_applied():
+                loss_of(model).backward()
+            optimizer.step(closure)  # the closure sets gradients to zero, and computes new ones
+        """
+        return self.gradients.undo.not_applied()
+
     # Checkpoints
 
     def state_dict(self) -> Dict[str, Any]:
         """Return this worker's residuals, momentum and random streams, by parameter.
 
         Each worker saves its own. ``torch.load(weights_only=True)`` reads it. Call this between two
-        steps. Gradients that no optimizer has used are left out.
+        steps. Averages that no optimizer has applied are left out.
         """
         return self._copied or saving.state_dict(self)
 

@@ -53,7 +53,7 @@ class _Kept:
 
 def _sums(state: CompressionState) -> Iterator[Tuple[Place, np.ndarray]]:
     """Yield the sums of residuals and of momentum over all workers, for each chunk."""
-    undone = state.gradients.to_undo()
+    undone, _ = state.gradients.undo.waiting()
     for chunk in state.exchange.chunks:
         plan, piece, coder = chunk.plan, chunk.piece, chunk.coder
         layout = {} if plan.params is None else plan.params.state_layout(plan.size, plan.dtype)

@@ -75,7 +75,6 @@ class Transfer(Stages[Job]):
         with self.meter.timing("compress_seconds"):
             for section in self._sent:
                 section.write(job)
-                keep_state(job, section.chunks)
             for coding in self._of_others:
                 coding.encode(job)
         self.meter.pushed_bytes += self._to_owners.start()
@@ -84,7 +83,6 @@ class Transfer(Stages[Job]):
         """Encode gathered chunks, sum the chunks that this worker owns, and send both to all."""
         with self.meter.timing("compress_seconds"):
             self._gathered.write(job)
-            keep_state(job, self._gathered.chunks)
             for coding in self._of_gathered:
                 coding.encode(job)
         if self._to_owners is not None:
@@ -98,15 +96,11 @@ class Transfer(Stages[Job]):
     def _aggregate(self, job: Job) -> None:
         """Sum the chunks that this worker owns. Unused chunks do not change their aggregator."""
         outcome, unused = self._received.read()
-        owned = self._received.chunks
-        for chunk in owned if job.keeps or unused else ():
-            if chunk.aggregator and (chunk in unused or chunk.piece.tensor in job.keeps):
-                chunk.aggregator.keep()
         for coding in self._of_others:
-            coding.answer()
+            coding.answer(job)
         for chunk in unused:
             if chunk.aggregator is not None:
-                chunk.aggregator.take_back()
+                chunk.aggregator.take_back_last()
         self._answer.write_answer(outcome, unused)
 
     def deliver(self, job: Job) -> None:
@@ -184,14 +178,6 @@ class Section:
         return outcome, {chunk for chunk, here in zip(self.chunks, present) if not here}
 
 
-def keep_state(job: Job, chunks: Sequence[ExchangedChunk]) -> None:
-    """Copy the state of chunks whose exchange may be undone."""
-    for chunk in chunks if job.keeps or job.absent else ():
-        name = chunk.piece.tensor
-        if chunk.coder is not None and (name in job.keeps or name in job.absent):
-            chunk.coder.keep()
-
-
 def heed(job: Job, outcome: Stamp) -> None:
     """Record an outcome that shows a difference between workers."""
     if outcome != SAME:
@@ -206,4 +192,4 @@ def leave_out(job: Job, unused: Set[ExchangedChunk]) -> None:
     for chunk in unused:
         job.unused.add(chunk.piece.tensor)
         if chunk.coder is not None:
-            chunk.coder.take_back()
+            chunk.coder.take_back_last()

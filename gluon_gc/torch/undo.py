@@ -1,0 +1,370 @@
+"""Undo: takes back the exchanges whose averages no optimizer has applied.
+
+Backward exchanges gradients, so residuals and momentum contain a gradient before any optimizer
+applies its average. If no optimizer does, the exchange of this parameter is taken back before the
+next one: its coders return to their state from before the exchange, which they keep.
+
+There is one record for each parameter whose average was not applied so far. A backward pass may
+also add to such averages. It then continues their step: the gradients that it exchanges contain the
+averages, so the first exchange is not taken back.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Set,
+    Tuple,
+)
+
+import torch
+from torch.autograd import Variable
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ..log import logger
+from . import gpu
+from .optimizer_hooks import Arguments, closure_of, param_groups, with_closure
+
+_FIRST = 4096  # elements that `is_nonzero` reads before it reads all
+
+
+@dataclass(eq=False)
+class _Average:
+    """An average that no optimizer has applied, as far as is known.
+
+    Parameters
+    ----------
+    excluded : bool
+        Whether the script has said that no optimizer will apply it.
+    delivered : tuple of (weakref of Tensor, int), optional
+        The gradient, and its version, when backward returned.
+    old : bool
+        Whether an optimizer has since stepped other parameters.
+    unless : list of callable
+        One for each step of an optimizer that may have applied the average. Its result, which a GPU
+        computes, is whether the step did not apply it.
+    """
+
+    excluded: bool
+    delivered: Any = None
+    old: bool = False
+    unless: List[Callable[[], bool]] = field(default_factory=list)
+
+    def is_changed(self, gradient: torch.Tensor) -> bool:
+        """Return whether the script may have changed the gradient since backward returned."""
+        reference, version = self.delivered or (lambda: None, 0)
+        return reference() is not gradient or gradient._version != version
+
+
+InUse = Callable[[List[str]], Set[str]]
+
+
+class Undo:
+    """Records for each parameter whether an optimizer has applied its last average.
+
+    Parameters
+    ----------
+    parameters : mapping of str to Tensor
+        By name.
+    take_back : callable
+        Takes back the exchange of the tensors with these names. Its second argument says whether
+        they are all tensors of the last step.
+    in_use : callable, optional
+        Returns the names among the given ones whose averages are still in the gradients. By default
+        this is found out from the gradients.
+
+    Attributes
+    ----------
+    digest : int
+        A 32-bit checksum of all names taken back so far. It is the same on all workers.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        take_back: Callable[[List[str], bool], None],
+        in_use: Optional[InUse] = None,
+    ) -> None:
+        self._parameters, self._take_back = parameters, take_back
+        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._averages: Dict[str, _Average] = {}
+        self._last: Set[str] = set()  # all exchanged names of the last step
+        self.digest, self._warned, self._excludes = 0, False, False
+        self._reads_gradients = in_use is None
+        self._in_use = in_use or self._with_averages
+        self._touched: Dict[str, bool] = {}  # whether a gradient was not zero before backward added
+        self._task = -1  # the number of the backward pass whose end is awaited
+        self._marked: Dict[str, _Average] = {}  # that the step under way applies
+        self._closures = 0  # that are running
+        self._shown: Set[str] = set()  # averages that the step of the running closure may apply
+        self._handles: List[Any] = []
+        if in_use is None:
+            touch = torch.compiler.disable(self._touch)  # in case that a script compiles a step
+            self._handles = [
+                p.register_hook(partial(touch, name)) for name, p in parameters.items()
+            ]
+        self._watch()
+
+    # Exchanges
+
+    def begin(self, expected: bool = False) -> Set[str]:
+        """Take back what no optimizer has applied, and return the names that are continued.
+
+        `expected`: it is known why an optimizer has not applied them, so there is no warning.
+
+        Raises
+        ------
+        RuntimeError
+            It cannot be known whether the step of an optimizer that runs this closure will apply
+            the averages of the last exchange. Nothing is taken back.
+        """
+        self._settle()
+        candidates = [name for name, average in self._averages.items() if not average.excluded]
+        continued = self._in_use(candidates) if candidates else set()
+        self._touched.clear()
+        dropped = [name for name in self._averages if name not in continued]
+        unknown = [n for n in dropped if n in self._shown and not self._averages[n].excluded]
+        if self._closures and unknown:
+            raise RuntimeError(
+                f"the gradient of parameter {unknown[0]} was averaged twice in a step of the "
+                "optimizer with a closure, so it cannot be known which average the step applies: "
+                "put the backward passes whose averages it does not apply into `with "
+                "state.not_applied():`"
+            )
+        if dropped:
+            self._drop(dropped, expected)
+        if not continued:
+            self._last.clear()
+        return continued
+
+    def exchanged(self, names: Iterable[str]) -> None:
+        """Record that these gradients are averages now. The names are the same on all workers."""
+        for name in names:
+            self._last.add(name)
+            self._averages[name] = _Average(self._excludes)
+            if self._closures:
+                self._shown.add(name)
+
+    def waiting(self) -> Tuple[List[str], bool]:
+        """Return the names whose average is not applied, and whether they are the last step's all.
+
+        A checkpoint must be without their exchange.
+        """
+        self._settle()
+        return list(self._averages), self._is_whole(self._averages)
+
+    def _is_whole(self, names: Collection[str]) -> bool:
+        return bool(self._last) and self._last.issubset(names)
+
+    def clear(self) -> None:
+        """Forget all exchanges, because residuals and momentum come from a checkpoint."""
+        self._averages.clear()
+        self._last.clear()
+
+    @contextmanager
+    def not_applied(self) -> Iterator[None]:
+        """Return a context whose exchanges leave no trace in residuals and momentum."""
+        before, self._excludes = self._excludes, True
+        try:
+            yield
+        finally:
+            self._excludes = before
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        self._end()
+        for handle in self._handles:
+            handle.remove()
+
+    def _drop(self, names: List[str], expected: bool) -> None:
+        said = expected or any(self._averages[name].excluded for name in names)
+        if not said and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the gradients of %s and other parameters were exchanged, but no optimizer has "
+                "applied them, so the exchange is taken back. To save the traffic, freeze such "
+                "parameters during that backward (requires_grad_(False)), or do not synchronize "
+                "their gradients (no_sync, set_requires_gradient_sync)",
+                names[0],
+            )
+        for name in names:
+            del self._averages[name]
+        self.digest = zlib.crc32("\n".join(sorted(names)).encode(), self.digest)
+        self._take_back(names, self._is_whole(names))
+
+    # Gradients
+
+    def made(self) -> None:
+        """Record that backward has computed a gradient."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            # DistributedDataParallel delivers averages in a callback, which comes in between.
+            queue = Variable._execution_engine.queue_callback
+            queue(lambda: queue(self.delivered))
+
+    def delivered(self) -> None:
+        """Record the versions of the gradients that are averages."""
+        for name, average in self._averages.items():
+            gradient = self._parameters[name].grad
+            if gradient is not None:
+                average.delivered = weakref.ref(gradient), gradient._version
+
+    def _touch(self, name: str, gradient: torch.Tensor) -> None:
+        """Called before backward adds to a gradient, and by `torch.autograd.grad`."""
+        if name in self._averages:
+            self._touched[name] = self._has_gradient(name)
+
+    def _with_averages(self, names: Collection[str]) -> Set[str]:
+        """Return the names whose averages nobody has set to None or to zero."""
+        return {
+            name
+            for name in names
+            if (self._touched[name] if name in self._touched else self._has_gradient(name))
+        }
+
+    def _has_gradient(self, name: str) -> bool:
+        """Return whether a gradient is neither None nor zero."""
+        gradient = self._parameters[name].grad
+        return bool(is_nonzero(gradient)) if self._reads_gradients else gradient is not None
+
+    # Steps of optimizers
+
+    def _watch(self) -> None:
+        """Register hooks for the steps of all optimizers; they do not keep this object alive."""
+        this = weakref.ref(self)
+
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
+            undo = this()
+            return undo and undo._before_step(optimizer, args, kwargs)
+
+        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            undo = this()
+            if undo:
+                undo._after_step(optimizer)
+
+        handles = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
+        self._end = weakref.finalize(self, _remove, handles)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
+        """Mark the averages that a step applies. With a closure, it is known after the step."""
+        if not any(p in self._names for group in param_groups(optimizer) for p in group["params"]):
+            return None
+        closure = closure_of(args, kwargs)
+        self._marked.clear()
+        if closure is None:
+            self._mark(optimizer)
+            return None
+        self._shown = {
+            name
+            for name, average in self._averages.items()
+            if not average.old and self._has_gradient(name)
+        }
+
+        def counted() -> Any:
+            self._closures += 1
+            try:
+                return closure()
+            finally:
+                self._closures -= 1
+
+        return with_closure(args, kwargs, counted)
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        self._mark(optimizer)
+        for average in list(self._averages.values()):
+            average.old = True
+        self._marked.clear()
+
+    def skip_step(self) -> None:
+        """Record that the step under way applies nothing."""
+        for name, average in self._marked.items():
+            if name in self._averages:
+                average.unless.pop()
+            else:
+                self._averages[name] = average
+
+    def _mark(self, optimizer: Optimizer) -> None:
+        """Record that a step of an optimizer applies its averages, if nothing speaks against it."""
+        overflow = getattr(optimizer, "found_inf", None)  # GradScaler passes it to fused optimizers
+        changed: Dict[str, torch.Tensor] = {}
+        for group in param_groups(optimizer) if self._averages else ():
+            for parameter in group["params"]:
+                name, gradient = self._names.get(parameter), parameter.grad
+                average = self._averages.get(name)
+                if average is None or average.excluded or gradient is None or name in self._marked:
+                    continue
+                if overflow is None and not (
+                    self._reads_gradients and average.is_changed(gradient)
+                ):
+                    self._marked[name] = self._averages.pop(name)
+                else:
+                    changed[name] = gradient
+        for name, unless in self._unless(changed, overflow).items():
+            self._marked[name] = average = self._averages[name]
+            average.unless.append(unless)
+        if changed and not next(iter(changed.values())).is_cuda:
+            self._settle()
+
+    def _unless(
+        self, gradients: Dict[str, torch.Tensor], overflow: Optional[torch.Tensor]
+    ) -> Dict[str, Callable[[], bool]]:
+        """Return whether gradients that the script has changed are zero, or overflow."""
+        if not gradients:
+            return {}
+        tensors = list(gradients.values())
+        if tensors[0].is_cuda and self._reads_gradients:
+            zeros = torch.stack(torch._foreach_norm(tensors, torch.inf)) == 0
+        elif self._reads_gradients:
+            zeros = torch.tensor([not is_nonzero(tensor) for tensor in tensors], device="cpu")
+        else:
+            zeros = torch.zeros(len(tensors), dtype=torch.bool, device=tensors[0].device)
+        if overflow is not None:
+            zeros = zeros | (overflow.to(zeros.device) != 0)
+        values = gpu.copied_later(zeros)
+        return {name: partial(_item, values, i) for i, name in enumerate(gradients)}
+
+    def _settle(self) -> None:
+        """Find out whether steps have applied the averages that they may have applied."""
+        for name, average in list(self._averages.items()):
+            if not all(unless() for unless in average.unless):
+                del self._averages[name]
+            average.unless.clear()
+
+
+def _item(values: Callable[[], torch.Tensor], i: int) -> bool:
+    return bool(values()[i])
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def is_nonzero(gradient: Optional[torch.Tensor]) -> torch.Tensor:
+    """Return whether a gradient has an element that is not zero, shape (). None has none."""
+    if gradient is None:
+        return torch.tensor(False, device="cpu")
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    if not values.is_cuda and values.is_contiguous():
+        first = values.view(-1)[:_FIRST].any()  # usually true, and reading all takes time
+        if first or values.numel() <= _FIRST:
+            return first
+    return values.any()
