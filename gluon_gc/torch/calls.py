@@ -184,7 +184,7 @@ class GpuBatch(kernels.Batch):
         super().__init__(function, codecs, workspaces=addresses)
         for i, (call, coder) in enumerate(zip(self._calls, coders)):
             call.ticket = self._tickets.data_ptr() + i * TICKET_BYTES
-            call.momentum, call.memory = coder.addresses
+            call.state = coder.addresses
             call.status = None
 
     def write(self, payload: Sequence[torch.Tensor]) -> None:

@@ -211,10 +211,10 @@ class GpuCoder(Coder):
         return torch.empty_like(torch.from_numpy(array), device=self.device)
 
     @property
-    def addresses(self) -> Tuple[Optional[int], Any]:
+    def addresses(self) -> kernels.StateAddresses:
         """The GPU addresses of momentum and memory, in the form of the library."""
         momentum, *memory = (None if t is None else t.data_ptr() for t in self._tensors)
-        return momentum, (ctypes.c_void_p * 2)(*memory)
+        return kernels.StateAddresses(momentum, (ctypes.c_void_p * 2)(*memory))
 
 
 def coder_on(device: torch.device, chunk: Chunk, start: Optional[streams.State] = None) -> Coder:
