@@ -26,7 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gluon_gc import kernels  # noqa: E402
 from gluon_gc.compression import parse  # noqa: E402
-from gluon_gc.kernels.library import TICKET_BYTES, Call, Status  # noqa: E402
+from gluon_gc.kernels.library import TICKET_BYTES, Call, StateAddresses, Status  # noqa: E402
 from tests.cuda.device import Device, Memory  # noqa: E402
 
 SIZES = (2**20, 2**26)
@@ -142,8 +142,9 @@ class Bound:
             values=gradient.address,
             scale=1.0,
             ratio=1.0,
-            momentum=momentum.address if momentum else None,
-            memory=(ctypes.c_void_p * 2)(*addresses),
+            state=StateAddresses(
+                momentum.address if momentum else None, (ctypes.c_void_p * 2)(*addresses)
+            ),
             position=START,
             payload=payload.address,
             payloads=payload.address,

@@ -14,7 +14,19 @@ from .framing import (
 )
 from .gpu import runs_on_gpu
 from .half import float_from_half, half_from_float
-from .library import PATH, Position, Rows, Status, Traits, compressors, isas, library, names
+from .handle import addresses
+from .library import (
+    PATH,
+    Position,
+    Rows,
+    StateAddresses,
+    Status,
+    Traits,
+    compressors,
+    isas,
+    library,
+    names,
+)
 from .low_rank import accumulate, multiply, orthonormalise, project
 from .state import Layout as Layout  # a type
 from .state import State, as_text, position
@@ -28,9 +40,11 @@ __all__ = [
     "Position",
     "Rows",
     "State",
+    "StateAddresses",
     "Status",
     "Traits",
     "accumulate",
+    "addresses",
     "as_text",
     "compressors",
     "draw",

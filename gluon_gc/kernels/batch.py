@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
 
 from .codec import Codec
-from .library import Call, Position, Status, address_of, check, library
+from .handle import addresses
+from .library import Call, Position, StateAddresses, Status, address_of, check, library
 from .state import State
+
+Addresses = Tuple[StateAddresses, Optional[Any]]
+"""Where a call writes a codec's state, and a pointer to the earlier state; None: in place."""
 
 
 class Batch:
@@ -25,7 +29,7 @@ class Batch:
     codecs : sequence of Codec
         Codecs for the CPU.
     states : sequence of State, optional
-        The state of each codec, for "compress" and "aggregate".
+        The state of each codec, for "compress" and "aggregate". It is updated in place.
     payload : sequence of array of uint8, shape (payload_bytes,), optional
         Where each codec writes its payload.
     payloads : sequence of array of uint8, shape (count, bytes), optional
@@ -69,13 +73,18 @@ class Batch:
             call.workspace = workspaces[i]
             call.status = ctypes.pointer(self.statuses[i])
             if states is not None:
-                _set(call, codec.kept(states[i]))
+                call.state = addresses(codec, states[i])
             if payload is not None:
                 call.payload = address_of(
                     "payload", payload[i], codec.payload_bytes, np.uint8, writes=True
                 )
             if payloads is not None:
-                _set(call, codec.rows(payloads[i]))
+                rows = codec.rows(payloads[i])
+                call.payloads, call.stride, call.count = (
+                    rows["payloads"],
+                    rows["stride"],
+                    rows["count"],
+                )
 
     def __call__(
         self,
@@ -83,6 +92,7 @@ class Batch:
         positions: Optional[Sequence[Position]] = None,
         scale: float = 1.0,
         ratios: Optional[Sequence[float]] = None,
+        states: Optional[Sequence[Addresses]] = None,
     ) -> None:
         """Call the function.
 
@@ -96,6 +106,10 @@ class Batch:
             See `Codec.compress`.
         ratios : sequence of float, optional
             The ratio of each codec, 1 if omitted. See `Codec.compress`.
+        states : sequence of (StateAddresses, pointer to StateAddresses or None), optional
+            For each codec, the state that this call writes, and the `earlier` state of
+            `Codec.compress`. The caller keeps the arrays. By default the states of the constructor
+            are updated in place.
 
         Raises
         ------
@@ -109,10 +123,7 @@ class Batch:
                 call.values = values[i]
             if positions is not None:
                 call.position = positions[i]
+            if states is not None:
+                call.state, call.earlier = states[i]
         if len(self._calls):
             check(self._function(self._calls, len(self._calls)))
-
-
-def _set(call: Call, fields: Mapping[str, Any]) -> None:
-    for name, value in fields.items():
-        setattr(call, name, value)

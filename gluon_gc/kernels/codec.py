@@ -8,8 +8,18 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
-from .handle import CodecHandle
-from .library import TICKET_BYTES, Call, Position, Status, address_of, check, library, output_of
+from .handle import CodecHandle, addresses
+from .library import (
+    TICKET_BYTES,
+    Call,
+    Position,
+    StateAddresses,
+    Status,
+    address_of,
+    check,
+    library,
+    output_of,
+)
 from .state import State, position
 
 _NOTHING, _START = State(), position()
@@ -41,6 +51,7 @@ class Codec(CodecHandle):
         ratio: float = 1.0,
         payload: Optional[np.ndarray] = None,
         threads: int = 1,
+        earlier: Optional[State] = None,
     ) -> Tuple[np.ndarray, Status]:
         """Compress values after momentum and error feedback.
 
@@ -57,7 +68,7 @@ class Codec(CodecHandle):
         ----------
         values : array of T, shape (n,)
         state : State
-            It is updated in place.
+            It is updated, in place if `earlier` is omitted.
         position : Position
             The position in the random stream.
         scale : float
@@ -67,6 +78,9 @@ class Codec(CodecHandle):
             The previous learning rate over the current one. Not used if "ef" is "vanilla".
         payload : array of uint8, shape (payload_bytes,), optional
             Where to write. By default a new array.
+        earlier : State, optional
+            The state before the call. It is not changed. All elements of `state` are written, so
+            their values before the call do not matter.
 
         Returns
         -------
@@ -86,6 +100,7 @@ class Codec(CodecHandle):
             position=position,
             payload=payload.ctypes.data,
             threads=threads,
+            earlier=earlier,
         )
         return payload, status
 
@@ -97,6 +112,7 @@ class Codec(CodecHandle):
         *,
         payload: Optional[np.ndarray] = None,
         threads: int = 1,
+        earlier: Optional[State] = None,
     ) -> Tuple[np.ndarray, Status]:
         """Decode payloads, add them in the order of their rows, and compress the sum.
 
@@ -106,6 +122,8 @@ class Codec(CodecHandle):
             Each row must be contiguous.
         payload : array of uint8, shape (payload_bytes,), optional
             Where to write. By default a new array.
+        earlier : State, optional
+            See `compress`.
 
         Returns
         -------
@@ -125,6 +143,7 @@ class Codec(CodecHandle):
             position=position,
             payload=payload.ctypes.data,
             threads=threads,
+            earlier=earlier,
             **self.rows(payloads),
         )
         return payload, status
@@ -182,14 +201,18 @@ class Codec(CodecHandle):
         """Set the memory in `state` so that error feedback adds this residual in the next call."""
         self._run("restore", state, values=address_of("residual", residual, self.n, self.dtype))
 
-    def _run(self, function: str, state: Optional[State] = None, **fields: Any) -> Status:
+    def _run(
+        self,
+        function: str,
+        state: Optional[State] = None,
+        earlier: Optional[State] = None,
+        **fields: Any,
+    ) -> Status:
         status = Status()
         if state is not None:
-            if state.momentum is None and self.momentum and function in ("compress", "aggregate"):
-                raise ValueError(
-                    "state.momentum must be an array for a codec with momentum, got None"
-                )
-            fields.update(self.kept(state))
+            fields["state"] = self._addresses("state", state, function)
+        if earlier is not None:
+            fields["earlier"] = ctypes.pointer(self._addresses("earlier", earlier, function))
         if self._workspace is None:
             self._workspace = np.empty(self.workspace_bytes + 64, np.uint8)
         start = self._workspace.ctypes.data
@@ -203,6 +226,14 @@ class Codec(CodecHandle):
         )
         self._invoke(function, call)
         return status
+
+    def _addresses(self, name: str, state: State, function: str) -> StateAddresses:
+        """The addresses of an argument of `compress`, `aggregate`, `residual` or `restore`."""
+        if state.momentum is None and self.momentum and function in ("compress", "aggregate"):
+            raise ValueError(
+                f"{name}.momentum must be an array for a codec with momentum, got None"
+            )
+        return addresses(self, state)
 
     def _invoke(self, function: str, call: Call) -> None:
         check(getattr(library, "gluon_gc_" + function)(ctypes.byref(call), 1))

@@ -7,7 +7,16 @@ from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 
-from .library import CUDA, Needs, address_of, check, compressors, isa_number, library
+from .library import (
+    CUDA,
+    Needs,
+    StateAddresses,
+    address_of,
+    check,
+    compressors,
+    isa_number,
+    library,
+)
 from .state import Layout, State, as_text
 
 _ITEMSIZES = {"float32": 4, "float64": 8}
@@ -154,19 +163,20 @@ class CodecHandle:
         address = address_of("payloads", rows[0], size, np.uint8) if count else 0
         return {"payloads": address, "stride": rows.strides[0], "count": count}
 
-    def kept(self, state: State) -> Dict[str, Any]:
-        """The fields of a `Call` for a state that it updates.
 
-        Raises
-        ------
-        ValueError, TypeError
-            The state has other arrays than this codec needs.
-        """
-        count, needed = len(state.memory), len(self.memory)
-        if count != needed:
-            raise ValueError(f"memory must be {needed} arrays, got {count}")
-        memory = (ctypes.c_void_p * 2)()
-        for i, (array, size) in enumerate(zip(state.memory, self.memory)):
-            memory[i] = address_of("memory", array, size, self.dtype, writes=True)
-        momentum = address_of("momentum", state.momentum, self.momentum, self.dtype, writes=True)
-        return {"momentum": momentum, "memory": memory}
+def addresses(codec: CodecHandle, state: State) -> StateAddresses:
+    """The addresses of a codec's state, in the form of the library. The caller keeps the arrays.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The state has other arrays than the codec needs.
+    """
+    count, needed = len(state.memory), len(codec.memory)
+    if count != needed:
+        raise ValueError(f"memory must be {needed} arrays, got {count}")
+    memory = (ctypes.c_void_p * 2)()
+    for i, (array, size) in enumerate(zip(state.memory, codec.memory)):
+        memory[i] = address_of("memory", array, size, codec.dtype, writes=True)
+    momentum = address_of("momentum", state.momentum, codec.momentum, codec.dtype, writes=True)
+    return StateAddresses(momentum, memory)

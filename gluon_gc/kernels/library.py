@@ -77,6 +77,12 @@ class Status(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_uint64), ("finite", ctypes.c_uint64)]
 
 
+class StateAddresses(ctypes.Structure):
+    """gluon_gc_state: the addresses of a codec's momentum and of its memory."""
+
+    _fields_ = [("momentum", _pointer), ("memory", _pointer * 2)]
+
+
 class Call(ctypes.Structure):
     """gluon_gc_call."""
 
@@ -86,8 +92,8 @@ class Call(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("factor", _pointer),
         ("ratio", ctypes.c_double),
-        ("momentum", _pointer),
-        ("memory", _pointer * 2),
+        ("state", StateAddresses),
+        ("earlier", ctypes.POINTER(StateAddresses)),
         ("position", Position),
         ("payload", _pointer),
         ("payloads", _pointer),
@@ -154,13 +160,14 @@ class LowRank(ctypes.Structure):
     ]
 
 
-VERSION = 3
+VERSION = 4
 """The gluon_gc_abi_version of these declarations."""
 STRUCTS = {
     "needs": Needs,
     "traits": _Traits,
     "position": Position,
     "status": Status,
+    "state": StateAddresses,
     "call": Call,
     "conversion": Conversion,
     "values": Values,

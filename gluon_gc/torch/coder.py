@@ -17,7 +17,6 @@ from ..plan import Chunk
 from ..random_streams import StreamStarts
 from . import gpu
 
-
 StateOfCall = Tuple[kernels.StateAddresses, Any]
 """Where a call writes the state, and where it reads it (None: there, too), for `kernels.Batch`."""
 

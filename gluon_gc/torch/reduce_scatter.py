@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import Any, Collection, Iterator, List, Mapping, Optional, Set
 
 import torch
 import torch.distributed as dist

@@ -53,7 +53,7 @@ void run(const gluon_gc_call* calls, std::size_t count, void (*on_gpu)(const cud
 
 template <typename T>
 T* const* memory_of(const gluon_gc_call& call) {
-  return reinterpret_cast<T* const*>(call.memory);
+  return reinterpret_cast<T* const*>(call.state.memory);
 }
 
 void require_feedback(const gluon_gc_call* calls, std::size_t count) {

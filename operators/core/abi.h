@@ -34,7 +34,7 @@ extern "C" {
 #define GLUON_GC_API __attribute__((visibility("default")))
 
 /* Increase it with every change to a declaration in this file, together with VERSION in gluon_gc/kernels/library.py. */
-enum { gluon_gc_abi_version = 3 };
+enum { gluon_gc_abi_version = 4 };
 
 /* Returns "version=V cuda=N ticket_bytes=N needs=N traits=N ...": the constants, and the bytes of each struct below.
    Python compares its declarations with this text before any other call. The function's signature never changes. */
@@ -60,8 +60,8 @@ typedef struct {
   int cuda;        /* It has CUDA kernels. */
 } gluon_gc_traits;
 
-/* Sizes of the memory that the calls of a codec need. The caller allocates the arrays `memory` and `momentum` of
-   gluon_gc_call, and fills them with zeros before the first step. */
+/* Sizes of the memory that the calls of a codec need. The caller allocates the arrays of
+   gluon_gc_state, and fills them with zeros before the first step. */
 typedef struct {
   size_t payload_bytes;   /* largest size of a payload */
   size_t memory[2];       /* number of elements of each array of error-feedback state; 0: there is no such array */
@@ -86,6 +86,12 @@ typedef struct {
                       still overflow */
 } gluon_gc_status;
 
+/* The state of a codec: momentum and the memory of error feedback, which the caller allocates as gluon_gc_needs says. */
+typedef struct {
+  void* momentum;  /* gluon_gc_needs.momentum elements */
+  void* memory[2]; /* gluon_gc_needs.memory elements */
+} gluon_gc_state;
+
 /* The arguments of a call. A function ignores the fields that it does not need. Arrays have the codec's dtype; payloads
    need no alignment. */
 typedef struct {
@@ -95,8 +101,10 @@ typedef struct {
                            pass 1 / workers to compress and 1 to aggregate. */
   const double* factor; /* a second scale, read when the call runs, such as a clipping factor; NULL: 1 */
   double ratio;         /* previous over current learning rate; for compress with "corrected" or "sparse" feedback */
-  void* momentum;       /* gluon_gc_needs.momentum elements; compress and aggregate update them */
-  void* memory[2];      /* gluon_gc_needs.memory elements; compress and aggregate update them */
+  gluon_gc_state state; /* compress and aggregate write it, and read it if `earlier` is NULL */
+  const gluon_gc_state* earlier; /* the state before the call, if it is in other arrays. compress and aggregate read
+                                    it, and write all elements of `state`. NULL: the state before the call is in
+                                    `state`. The struct is in host memory, even for a CUDA codec. */
   gluon_gc_position position; /* where the call starts to draw */
   uint8_t* payload;        /* output of compress and aggregate: payload_bytes of memory */
   const uint8_t* payloads; /* input of aggregate, decompress and inspect: payload i is at payloads + i * stride */
@@ -166,7 +174,10 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
    do not: they are added as they are. DGC has its own rules (compressors/dgc.cpp).
 
    If an element of p is NaN or infinite, the payload decodes to a NaN or an infinity, so that every worker notices.
-   Momentum and memory then become zeros. */
+   The new momentum and memory are then zeros.
+
+   A caller that may have to undo a call keeps two states, and lets each call read one of them as `earlier` and write
+   the other. The payload has the same bits as with one state, and the call makes as many passes over memory. */
 GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_call* calls, size_t count);
 
 /* Sums payloads and compresses the sum: the same as compress with values = D(payload 0) + D(payload 1) + ..., added in

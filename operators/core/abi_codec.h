@@ -111,17 +111,23 @@ struct Codec : Plan {
   template <typename T>
   void compress(const gluon_gc_call& call, const T* values, double ratio, void* workspace) const {
     std::memcpy(call.payload, &ratio, header);
+    const gluon_gc_state& earlier = earlier_of(call);
     Encoding<T> encoding{values,
                          static_cast<T>(call.factor != nullptr ? call.scale * *call.factor : call.scale),
-                         mu != 0 ? static_cast<T*>(call.momentum) : nullptr,
+                         mu != 0 ? static_cast<const T*>(earlier.momentum) : nullptr,
+                         mu != 0 ? static_cast<T*>(call.state.momentum) : nullptr,
                          static_cast<T>(mu),
+                         {},
                          {},
                          static_cast<T>((corrected ? ratio : 1) * decay),
                          stream(call.position),
                          call.payload + header,
                          workspace,
                          call.threads};
-    for (std::size_t i = 0; i < max_memory && feedback; ++i) encoding.memory[i] = static_cast<T*>(call.memory[i]);
+    for (std::size_t i = 0; i < max_memory && feedback; ++i) {
+      encoding.earlier_memory[i] = static_cast<const T*>(earlier.memory[i]);
+      encoding.memory[i] = static_cast<T*>(call.state.memory[i]);
+    }
     const bool finite = of<T>().compress(self, encoding);
     if (!finite) {
       of<T>().spoil(self, encoding.payload);
@@ -132,9 +138,9 @@ struct Codec : Plan {
 
   // Resets momentum and the memory of error feedback to zeros.
   void forget(const gluon_gc_call& call) const {
-    if (mu != 0) std::memset(call.momentum, 0, n * itemsize);
+    if (mu != 0) std::memset(call.state.momentum, 0, n * itemsize);
     for (std::size_t i = 0; i < max_memory; ++i) {
-      if (needs.memory[i] != 0) std::memset(call.memory[i], 0, needs.memory[i] * itemsize);
+      if (needs.memory[i] != 0) std::memset(call.state.memory[i], 0, needs.memory[i] * itemsize);
     }
   }
 
@@ -179,6 +185,11 @@ struct Codec : Plan {
       if (!of<T>().finite(self, payload + header)) status.finite = 0;
     }
     return status;
+  }
+
+  // The state before a call.
+  static const gluon_gc_state& earlier_of(const gluon_gc_call& call) {
+    return call.earlier != nullptr ? *call.earlier : call.state;
   }
 
   static Stream stream(const gluon_gc_position& position) {

@@ -14,7 +14,7 @@
 //     // Returns the sizes of the memory that calls need.
 //     template <typename T> Needs needs() const;
 //
-//     // Writes C(p), and updates momentum and memory. Returns false if an element of p is NaN or infinite.
+//     // Writes C(p), and every element of momentum and memory. Returns false if an element of p is NaN or infinite.
 //     template <typename T> bool compress(const Encoding<T>&) const;
 //
 //     // Makes a payload decode to a NaN or an infinity. Called after compress returned false.
@@ -78,17 +78,22 @@ struct Needs {
 //   g = gradient * gradient_scale
 //   m = mu m + g,  g = g + mu m      if `momentum` is not null
 //   p = g + residual_factor e        if memory[0] is not null; e is the residual
-// Afterwards e = p - D(payload). correction.h computes p inside the compressor's loop over the elements (the sweep). A
+// m and e on the right are the earlier ones. Afterwards e = p - D(payload). correction.h computes p inside the compressor's loop over the elements (the sweep). A
 // compressor with Traits::accumulates has its own formulas instead.
 template <typename T>
 struct Encoding {
-  [[gnu::always_inline]] FeedbackState<T> feedback() const { return {momentum, mu, memory[0], residual_factor}; }
+  [[gnu::always_inline]] FeedbackState<T> feedback() const {
+    return {earlier_momentum, momentum, mu, earlier_memory[0], memory[0], residual_factor};
+  }
 
   const T* gradient;
   T gradient_scale;
-  T* momentum;            // n elements; null: no momentum
+  const T* earlier_momentum;            // the momentum before the call
+  T* momentum;                          // output: n elements; null: no momentum. It may be earlier_momentum
   T mu;
-  T* memory[max_memory];  // arrays of the sizes in Needs; memory[0] is null without error feedback
+  const T* earlier_memory[max_memory];  // the memory before the call
+  T* memory[max_memory];  // output: arrays of the sizes in Needs; memory[0] is null without error feedback. They may be
+                          // earlier_memory; if not, their contents before the call are undefined
   T residual_factor;      // r in abi.h: ef_decay, and with ef "corrected" times a ratio of learning rates
                           // (gluon_gc_call.ratio in compress, the ratio in the payloads in aggregate)
   Stream stream;          // the random stream, at the position where this call starts to draw

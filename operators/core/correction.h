@@ -40,14 +40,15 @@ struct Correction {
         gradient_scale(broadcast(gradient_scale)),
         mu(broadcast(state.mu)),
         residual_factor(broadcast(state.residual_factor)),
+        earlier_momentum(state.earlier_momentum),
         momentum(state.momentum),
         residual(residual) {}
 
-  // Returns p of the sixteen elements from i, and updates their momentum.
+  // Returns p of the sixteen elements from i, and writes their momentum.
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
     prefetch_ahead(gradient + i);
-    if constexpr (has_momentum) prefetch_ahead(momentum + i);
+    if constexpr (has_momentum) prefetch_ahead(earlier_momentum + i);
     if constexpr (feedback != Feedback::none) residual.prefetch(i);
     return at<true>(i, present);
   }
@@ -62,7 +63,7 @@ struct Correction {
   Vec<T> at(std::size_t i, Lanes present) const {
     Vec<T> p = load(gradient + i, present) * gradient_scale;
     if constexpr (has_momentum) {
-      const Vec<T> m = updated_momentum(mu, load(momentum + i, present), p);
+      const Vec<T> m = updated_momentum(mu, load(earlier_momentum + i, present), p);
       if constexpr (update) store(m, momentum + i, present);
       p = with_momentum(mu, m, p);
     }
@@ -73,6 +74,7 @@ struct Correction {
 
   const T* const gradient;
   const Vec<T> gradient_scale, mu, residual_factor;
+  const T* const earlier_momentum;
   T* const momentum;
   const Residual residual;
 };

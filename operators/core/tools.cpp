@@ -28,6 +28,7 @@ const char* gluon_gc_abi() {
     add("traits", sizeof(gluon_gc_traits));
     add("position", sizeof(gluon_gc_position));
     add("status", sizeof(gluon_gc_status));
+    add("state", sizeof(gluon_gc_state));
     add("call", sizeof(gluon_gc_call));
     add("conversion", sizeof(gluon_gc_conversion));
     add("values", sizeof(gluon_gc_values));

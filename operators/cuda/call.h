@@ -23,9 +23,11 @@ struct Encoding {
   const T* gradient;
   double scale;
   const double* scale_by;   // multiplies the scale; may be null
-  T* momentum;              // n elements, or null
+  const T* earlier_momentum;   // n elements, or null: the momentum before the call
+  T* momentum;                 // output; may be earlier_momentum
   T mu;
-  T* memory[2];             // null without feedback
+  const T* earlier_memory[2];  // null without feedback
+  T* memory[2];                // output; may be earlier_memory
   Size memory_elements[2];
   double ratio;
   const uint8* ratio_from;  // if not null, the ratio is read from here; at any address

@@ -41,14 +41,17 @@ template <typename T>
 Encoding<T> encoding_of(const Job& job) {
   const Plan& plan = job.codec.plan;
   const gluon_gc_call& call = job.call;
+  const gluon_gc_state& earlier = call.earlier != nullptr ? *call.earlier : call.state;
   Encoding<T> encoding{};
   encoding.n = plan.n;
   encoding.scale = call.scale;
   encoding.scale_by = call.factor;
-  encoding.momentum = plan.mu != 0 ? static_cast<T*>(call.momentum) : nullptr;
+  encoding.earlier_momentum = plan.mu != 0 ? static_cast<const T*>(earlier.momentum) : nullptr;
+  encoding.momentum = plan.mu != 0 ? static_cast<T*>(call.state.momentum) : nullptr;
   encoding.mu = static_cast<T>(plan.mu);
   for (std::size_t i = 0; i < max_memory && plan.feedback; ++i) {
-    encoding.memory[i] = static_cast<T*>(call.memory[i]);
+    encoding.earlier_memory[i] = static_cast<const T*>(earlier.memory[i]);
+    encoding.memory[i] = static_cast<T*>(call.state.memory[i]);
     encoding.memory_elements[i] = plan.needs.memory[i];
   }
   encoding.ratio = 1;
@@ -87,8 +90,8 @@ Decoding<T> decoding_of(const Job& job, T* out, bool add, Status* status) {
 template <typename T>
 Keeping<T> keeping_of(const Job& job) {
   const gluon_gc_call& call = job.call;
-  T* const first = static_cast<T*>(call.memory[0]);
-  return {job.codec.plan.n, {first, static_cast<T*>(call.memory[1])}, static_cast<T*>(call.values)};
+  T* const first = static_cast<T*>(call.state.memory[0]);
+  return {job.codec.plan.n, {first, static_cast<T*>(call.state.memory[1])}, static_cast<T*>(call.values)};
 }
 
 // Returns make(job) for each job, with its launcher.

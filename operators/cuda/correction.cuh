@@ -33,8 +33,8 @@ template <typename T>
 struct Loaded {
   __device__ Loaded(const Encoding<T>& call, const Column& column) {
     load(call.gradient, column, gradient);
-    if (call.momentum != nullptr) load(call.momentum, column, momentum);
-    if (call.memory[0] != nullptr) load(call.memory[0], column, kept);
+    if (call.momentum != nullptr) load(call.earlier_momentum, column, momentum);
+    if (call.memory[0] != nullptr) load(call.earlier_memory[0], column, kept);
     const T scale = scale_of(call);
 #pragma unroll
     for (int row = 0; row < rows_ahead<T>; ++row) gradient[row] *= scale;
@@ -48,7 +48,8 @@ struct Loaded {
   T gradient[rows_ahead<T>], momentum[rows_ahead<T>] = {}, kept[rows_ahead<T>] = {};
 };
 
-// Returns p of a row of a loaded column, and updates its momentum. residual(kept) makes the residual from memory[0].
+// Returns p of a row of a loaded column, and writes its momentum. residual(kept) makes the residual from
+// earlier_memory[0].
 template <typename T, typename Residual>
 __device__ inline T correct(const Encoding<T>& call, T residual_factor, const Loaded<T>& loaded, const Column& column,
                             int row, Residual residual) {
@@ -65,11 +66,11 @@ __device__ inline T correct(const Encoding<T>& call, T residual_factor, const Lo
 template <typename T>
 __device__ inline T preview(const Encoding<T>& call, T scale, T residual_factor, Size i) {
   T p = call.gradient[i] * scale;
-  if (call.momentum != nullptr) p = with_momentum(call.mu, updated_momentum(call.mu, call.momentum[i], p), p);
-  return call.memory[0] != nullptr ? with_residual(p, residual_factor, call.memory[0][i]) : p;
+  if (call.momentum != nullptr) p = with_momentum(call.mu, updated_momentum(call.mu, call.earlier_momentum[i], p), p);
+  return call.memory[0] != nullptr ? with_residual(p, residual_factor, call.earlier_memory[0][i]) : p;
 }
 
-// p of element i, after a sweep that replaced the residual by p.
+// p of element i, after a sweep that stored p in memory[0].
 template <typename T>
 __device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
   if (call.memory[0] != nullptr) return call.memory[0][i];

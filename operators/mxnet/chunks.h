@@ -106,7 +106,7 @@ class States {
 
   // Sets the state pointers of a call. Must be called once for each chunk, in order.
   void give(const Chunk& chunk, gluon_gc_dtype dtype, gluon_gc_call& call) {
-    void** const where[arrays_of_state] = {&call.momentum, &call.memory[0], &call.memory[1]};
+    void** const where[arrays_of_state] = {&call.state.momentum, &call.state.memory[0], &call.state.memory[1]};
     for (std::size_t which = 0; which < arrays_of_state; ++which) {
       *where[which] = next[which];
       if (next[which] != nullptr) next[which] += size(chunk, which) * dtype;

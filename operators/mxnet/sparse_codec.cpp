@@ -97,7 +97,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     gluon_gc_call call = call_for(values, common_call(a, arena.take(values.needs.workspace_bytes)), &status);
     if (a.flag("clipped")) call.scale *= inputs->back().data<double>()[0];
     auto* const kept = reinterpret_cast<float*>(arena.take(kept_bytes));
-    for (std::size_t i = 0; i < 2; ++i) call.memory[i] = arena.take(memory[i] * sizeof(float));
+    for (std::size_t i = 0; i < 2; ++i) call.state.memory[i] = arena.take(memory[i] * sizeof(float));
     Residual residual(feedback ? inputs->at(0).data<float>() : nullptr, rows, kept);
     if (feedback) {
       residual.gather();

@@ -164,6 +164,12 @@ def copy_of(state: kernels.State) -> kernels.State:
     return kernels.State(momentum, tuple(array.copy() for array in state.memory))
 
 
+def garbage_like(state: kernels.State) -> kernels.State:
+    """Return a state of the same sizes, filled with NaN."""
+    momentum = None if state.momentum is None else np.full_like(state.momentum, np.nan)
+    return kernels.State(momentum, tuple(np.full_like(array, np.nan) for array in state.memory))
+
+
 def same_states(a: kernels.State, b: kernels.State) -> bool:
     pairs = list(zip(a.memory, b.memory))
     if a.momentum is not None:

@@ -1,10 +1,14 @@
 """Several codecs in one call give the same results as in separate calls."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
 from gluon_gc import kernels
 from tests.compressors import COMPRESSORS
+
+from .compressors import same_states
 
 SIZES = [1, 64, 1000]
 
@@ -42,6 +46,26 @@ def test_a_batch_makes_the_bytes_and_the_state_that_single_calls_make(example):
             np.testing.assert_array_equal(states[i].momentum, of_alone[i].momentum)
             for mine, theirs in zip(states[i].memory, of_alone[i].memory):
                 np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_batch_writes_the_state_of_each_codec_where_the_call_says():
+    codecs = made("onebit", {"scaling": True})
+    both = [[codec.state() for codec in codecs] for _ in range(2)]
+    expected = [codec.state() for codec in codecs]
+    rooms = [np.zeros(codec.payload_bytes, np.uint8) for codec in codecs]
+    addresses = [[*map(kernels.addresses, codecs, states)] for states in both]
+    compress = kernels.Batch("compress", codecs, both[0], rooms)
+    for step in range(4):
+        values = [np.random.default_rng(step).standard_normal(n).astype(np.float32) for n in SIZES]
+        new, earlier = step % 2, 1 - step % 2
+        pointers = [ctypes.pointer(a) for a in addresses[earlier]]
+        at = [array.ctypes.data for array in values]
+        for _ in range(1 + step // 2):  # the second call repeats the step
+            compress(at, states=[*zip(addresses[new], pointers)])
+        for i, codec in enumerate(codecs):
+            payload, _ = codec.compress(values[i], expected[i])
+            np.testing.assert_array_equal(rooms[i], payload)
+            assert same_states(both[new][i], expected[i])
 
 
 def test_a_batch_aggregates_rows_that_lie_apart():

@@ -13,7 +13,9 @@ from .compressors import (
     START,
     cases,
     compressed,
+    copy_of,
     each_compressor,
+    garbage_like,
     guard,
     options_of,
     poison,
@@ -167,6 +169,53 @@ def test_aggregation_is_decompression_of_all_and_compression_with_their_ratio(na
         assert np.array_equal(payload[: status.bytes], again[: status.bytes])
         assert same_states(ours, expected)
     workspace.check()
+
+
+@each_compressor
+@given(st.data(), st.booleans())
+def test_a_call_can_read_one_state_and_write_another_with_the_same_bits(name, data, bad):
+    case = data.draw(cases(name))
+    codec, guarded = case.codec(), arrays.Guarded(data.draw(arrays.offsets))
+    expected, earlier = codec.state(), guard(codec.state(), guarded)
+    workspace = poison(codec, 0xFF)
+    for step, (ratio, position) in enumerate(zip(RATIOS, positions(codec, len(RATIOS)))):
+        values = case.values(step)
+        if bad and step == 2 and case.n:
+            values[case.seed % case.n] = np.nan
+        kwargs = dict(ratio=ratio, threads=case.threads)
+        ours, wrote = codec.compress(values, expected, position, **kwargs)
+        before, state = copy_of(earlier), guard(garbage_like(earlier), guarded)
+        payload, status = codec.compress(values, state, position, earlier=earlier, **kwargs)
+        assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes])
+        assert (status.bytes, status.finite) == (wrote.bytes, wrote.finite)
+        assert same_states(state, expected) and same_states(earlier, before)
+        earlier = state
+    if not codec.traits.summable:
+        rows = compressed(case, codec, 2)
+        before, state = copy_of(earlier), guard(garbage_like(earlier), guarded)
+        ours, wrote = codec.aggregate(rows, expected, position, threads=case.threads)
+        payload, _ = codec.aggregate(rows, state, position, threads=case.threads, earlier=earlier)
+        assert np.array_equal(payload[: wrote.bytes], ours[: wrote.bytes])
+        assert same_states(state, expected) and same_states(earlier, before)
+    guarded.check()
+    workspace.check()
+
+
+@each_compressor
+def test_large_arrays_whose_state_is_written_elsewhere_are_the_same_bits(name):
+    n = 2**20 + 12345
+    values = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    options = {**options_of(name)[0], "mu": 0.9, "ef": "vanilla"}
+    for isa, threads in ((kernels.isas()[0], 1), (kernels.isas()[-1], 3)):
+        codec = kernels.Codec(name, options, n, isa=isa)
+        expected, earlier = codec.state(), codec.state()
+        for position in positions(codec, 2):
+            state = garbage_like(earlier)
+            ours, wrote = codec.compress(values, expected, position)
+            payload, _ = codec.compress(values, state, position, threads=threads, earlier=earlier)
+            assert np.array_equal(payload[: wrote.bytes], ours[: wrote.bytes])
+            assert same_states(state, expected)
+            earlier = state
 
 
 @pytest.mark.parametrize("isa", kernels.isas())

@@ -112,6 +112,8 @@ def test_arrays_of_another_type_size_or_layout_are_refused(name):
             codec.compress(values, state._replace(momentum=wrong))
         with pytest.raises(error, match="memory must"):
             codec.compress(values, state._replace(memory=(wrong, *state.memory[1:])))
+    with pytest.raises(ValueError, match="earlier.momentum must be an array"):
+        codec.compress(values, state, earlier=state._replace(momentum=None))
     with pytest.raises(ValueError, match="state.momentum must be an array"):
         codec.compress(values, state._replace(momentum=None))
     with pytest.raises(ValueError, match=f"memory must be {len(codec.memory)} arrays, got 0"):

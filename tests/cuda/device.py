@@ -129,9 +129,10 @@ class DeviceCodec(kernels.Codec):
         itemsize, odd = self.dtype.itemsize, self._calls % 5
         call.values = stage(call.values, self.n * itemsize)
         call.factor = stage(call.factor, ctypes.sizeof(ctypes.c_double))
-        call.momentum = stage(call.momentum, self.momentum * itemsize)
-        for i, size in enumerate(self.memory):
-            call.memory[i] = stage(call.memory[i], size * itemsize)
+        for state in (call.state, *([call.earlier.contents] if call.earlier else [])):
+            state.momentum = stage(state.momentum, self.momentum * itemsize)
+            for i, size in enumerate(self.memory):
+                state.memory[i] = stage(state.memory[i], size * itemsize)
         call.payload = stage(call.payload, self.payload_bytes, odd)
         call.payloads = stage(call.payloads, call.stride * call.count, odd)
         call.workspace = stage(call.workspace, self.workspace_bytes)

@@ -13,6 +13,8 @@ from tests.core.compressors import (
     START,
     accumulates,
     copy_of,
+    garbage_like,
+    guard,
     options_of,
     poison,
     positions,
@@ -77,15 +79,16 @@ def check(
     values_of: Callable[..., np.ndarray] = arrays.awkward,
     ratios: Sequence[float] = RATIOS,
 ) -> None:
-    """Compare CPU and GPU codecs over some steps; the third step has a non-finite value."""
+    """Compare CPU and GPU codecs over some steps; the third step has a non-finite value.
+
+    Every other step of the GPU writes its state to other arrays.
+    """
     guarded = arrays.Guarded(seed % 3)
     cpu, gpu = kernels.Codec(name, given, n, dtype), make(name, given, n, dtype)
     workspace = poison(gpu, 0xA5)
     state = cpu.state()
-    theirs = kernels.State(
-        None if state.momentum is None else guarded.copy(state.momentum),
-        tuple(guarded.copy(array) for array in state.memory),
-    )
+    theirs = guard(state, guarded)
+    other = guard(garbage_like(state), guarded)
     stride = cpu.payload_bytes + seed % 5
     rows = np.zeros((2, stride), np.uint8)
     for step, ratio in enumerate(ratios):
@@ -98,7 +101,11 @@ def check(
         if step % 2:
             kwargs.update(scale=3.0, factor=guarded.copy(np.array([0.25])))
         room = guarded.empty(cpu.payload_bytes, np.uint8)
+        if (step + seed) % 2:
+            before, kwargs["earlier"], theirs, other = copy_of(theirs), theirs, other, theirs
         payload, status = gpu.compress(guarded.copy(values), theirs, where, payload=room, **kwargs)
+        if "earlier" in kwargs:
+            assert same_states(other, before), f"step {step}: the earlier state has changed"
         used = int(expected.bytes)
         assert np.array_equal(payload[:used], ours[:used]), f"step {step}: another payload"
         assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
@@ -124,12 +131,12 @@ def check(
         assert arrays.same_bits(out, expected), f"{count} payloads decode to something else"
         assert (there.bytes, there.finite) == (here.bytes, here.finite), "another status of a sum"
     if not cpu.traits.summable:
-        payload, status = gpu.aggregate(payloads, theirs, where)
+        payload, status = gpu.aggregate(payloads, other, where, earlier=theirs)
         ours, expected = cpu.aggregate(rows, state, where)
         used = int(expected.bytes)
         assert np.array_equal(payload[:used], ours[:used]), "another aggregate"
         assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
-        assert same_states(theirs, state), "another state of the aggregator"
+        assert same_states(other, state), "another state of the aggregator"
     guarded.check()
     workspace.check()
 

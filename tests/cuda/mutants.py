@@ -40,6 +40,12 @@ MUTANTS = {
         "from[column[row]]",
         OUT_OF_BOUNDS,
     ),
+    "reads the state that it writes": Mutant(
+        "correction.cuh",
+        "load(call.earlier_memory[0], column, kept)",
+        "load(call.memory[0], column, kept)",
+        "another payload",
+    ),
     "writes past the end": Mutant(
         "decoding.cuh", "if (column.has(r)) call.out", "call.out", OUT_OF_BOUNDS
     ),

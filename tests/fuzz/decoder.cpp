@@ -182,8 +182,8 @@ class Decoder {
     call.workspace = workspace_->as();
     call.status = &status_;
     call.threads = 1;
-    if (momentum_) call.momentum = momentum_->as();
-    for (std::size_t i = 0; i < memory_.size(); ++i) call.memory[i] = memory_[i].as();
+    if (momentum_) call.state.momentum = momentum_->as();
+    for (std::size_t i = 0; i < memory_.size(); ++i) call.state.memory[i] = memory_[i].as();
     if (payload_) call.payload = payload_->as();
     return call;
   }

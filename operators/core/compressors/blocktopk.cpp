@@ -34,7 +34,7 @@ struct Blocktopk : KeepsResidual {
 
   template <typename T>
   bool compress(const Encoding<T>& call) const {
-    const StoredResidual<T> residual{call.memory[0]};
+    const StoredResidual<T> residual{call.earlier_memory[0]};
     bool finite = true;
     with_correction(call.gradient, call.gradient_scale, call.feedback(), residual, [&](const auto& correct) {
       ElementBlocks(n).run_parts(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {

@@ -80,7 +80,7 @@ struct Blockwise : KeepsResidual {
     const Rotation rotation(format.block);
     bool finite = true;
     T* const memory = call.memory[0];
-    const TileResidual<T> residual{{memory}};
+    const TileResidual<T> residual{{call.earlier_memory[0]}};
     with_correction(call.gradient, call.gradient_scale, call.feedback(), residual, [&](const auto& correct) {
       ElementBlocks(n).run_parts(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
         Stream stream = call.stream;
@@ -144,7 +144,7 @@ struct Blockwise : KeepsResidual {
     for (std::size_t i = 0; format.stochastic && i < padded; i += 64) draw_offsets(stream, offsets + i);
     std::uint8_t codes[tile_elements];
     const Result result = !call.memory[0] ? Result::none : format.hadamard ? Result::values : Result::losses;
-    const T* const next = (call.memory[0] ? call.memory[0] : call.gradient) + at + tile_elements;
+    const T* const next = (call.memory[0] ? call.earlier_memory[0] : call.gradient) + at + tile_elements;
     quantise(result, x, offsets, scales, blocks, codes, next);
     const std::size_t groups = groups_of(size);
     if (padded < groups * blockwise_group) std::memset(codes + padded, 0, groups * blockwise_group - padded);

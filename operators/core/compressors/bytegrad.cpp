@@ -98,7 +98,7 @@ struct Bytegrad : KeepsResidual {
   bool compress(const Encoding<T>& call) const {
     const FeedbackState<T> state = call.feedback();
     const Range<T> range = with_correction(
-        call.gradient, call.gradient_scale, state, StoredResidual<T>{state.residual},
+        call.gradient, call.gradient_scale, state, StoredResidual<T>{state.earlier_residual},
         [&](const auto& correct) { return corrected_range<T>(correct, n, state.residual, call.threads); });
     const Payload<T, std::uint8_t> to{call.payload};
     write(to.begin, bytegrad_payload_bytes(range, n));

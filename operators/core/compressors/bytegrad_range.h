@@ -54,7 +54,7 @@ struct Extremes {
   Vec<T> least, largest, zero;
 };
 
-// Updates momentum, stores p in the residual if there is feedback, and returns the range of p.
+// Writes momentum, stores p in the residual if there is feedback, and returns the range of p.
 template <typename T, typename Correct>
 Range<T> corrected_range(const Correct& correct, std::size_t n, T* residual, int threads) {
   if (n == 0) return {0, 0};

@@ -58,7 +58,7 @@ struct Dgc : KeepsResidual {
     }
     const DgcWorkspace<T> workspace(call.workspace, plan, config, n);
     T* const accumulated = call.memory[0];
-    const Corrected<T> v(nullptr, 0, {nullptr, 0, accumulated, 0});
+    const Corrected<T> v(nullptr, 0, {nullptr, nullptr, 0, nullptr, accumulated, 0});
     const auto found = with_compensation(call, n, config, workspace.sums, [&](const auto& compensate) {
       return find_candidates(compensate, v, n, accumulated, plan, workspace.candidates, call.threads);
     });

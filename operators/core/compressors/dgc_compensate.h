@@ -18,12 +18,12 @@ template <typename T, Momentum kind>
 struct Compensation {
   static constexpr Feedback feedback = Feedback::plain;  // v is stored
 
-  // Returns v of the sixteen elements from i, and updates their momentum.
+  // Returns v of the sixteen elements from i, and writes their momentum.
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
     prefetch_ahead(gradient + i);
-    if constexpr (kind != Momentum::none) prefetch_ahead(momentum + i);
-    prefetch_ahead(velocity + i);
+    if constexpr (kind != Momentum::none) prefetch_ahead(earlier_momentum + i);
+    prefetch_ahead(earlier_velocity + i);
     return at<true>(i, present);
   }
 
@@ -36,12 +36,12 @@ struct Compensation {
   template <bool update, typename Lanes>
   Vec<T> at(std::size_t i, Lanes present) const {
     const Vec<T> g = load(gradient + i, present) * scale * shortening;
-    const Vec<T> v = load(velocity + i, present);
+    const Vec<T> v = load(earlier_velocity + i, present);
     if constexpr (kind == Momentum::none) {
       return v + g;
     } else {
       constexpr bool nesterov = kind == Momentum::nesterov;
-      const Vec<T> m = dgc_momentum<nesterov>(mu, load(momentum + i, present), g);
+      const Vec<T> m = dgc_momentum<nesterov>(mu, load(earlier_momentum + i, present), g);
       if constexpr (update) store(m, momentum + i, present);
       return dgc_velocity<nesterov>(v, m, g);
     }
@@ -49,8 +49,9 @@ struct Compensation {
 
   const T* const gradient;
   const Vec<T> scale, shortening, mu;
+  const T* const earlier_momentum;
   T* const momentum;
-  const T* const velocity;
+  const T* const earlier_velocity;
 };
 
 // The factor that clips the l2 norm of g to max_norm. NaN if the norm is NaN or infinite.
@@ -68,7 +69,8 @@ auto with_compensation(const Encoding<T>& call, std::size_t n, const DgcConfig& 
   const T shortening = clips ? clipping(call, n, static_cast<T>(config.max_norm), sums) : T{1};
   const Vec<T> scale = broadcast(call.gradient_scale), shorter = broadcast(shortening), mu = broadcast(call.mu);
   const auto run = [=](auto kind) {
-    return sweep(Compensation<T, kind>{call.gradient, scale, shorter, mu, call.momentum, call.memory[0]});
+    return sweep(Compensation<T, kind>{call.gradient, scale, shorter, mu, call.earlier_momentum,
+                                       call.momentum, call.earlier_memory[0]});
   };
   if (!call.momentum) return run(std::integral_constant<Momentum, Momentum::none>());
   if (!config.nesterov) return run(std::integral_constant<Momentum, Momentum::classic>());

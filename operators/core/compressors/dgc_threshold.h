@@ -39,7 +39,7 @@ TopkElement<T> least_element(Bits<T> threshold) {
 template <typename T>
 struct Velocity {
   Velocity(T* v, std::size_t n, const DgcWorkspace<T>& workspace, Found<T> found, int threads)
-      : p(nullptr, 0, {nullptr, 0, v, 0}),
+      : p(nullptr, 0, {nullptr, nullptr, 0, nullptr, v, 0}),
         v(v),
         n(n),
         plan(workspace.plan),

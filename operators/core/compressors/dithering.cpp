@@ -190,7 +190,7 @@ struct Dithering : KeepsResidual {
     const Workspace workspace(call.workspace, n, config);
     draw_segments(call.stream, n, workspace.streams);
     const T norm = with_correction(
-        call.gradient, call.gradient_scale, state, StoredResidual<T>{state.residual}, [&](const auto& correct) {
+        call.gradient, call.gradient_scale, state, StoredResidual<T>{state.earlier_residual}, [&](const auto& correct) {
           return config.l2 ? l2_norm(correct, n, state.residual, workspace.sums, call.threads)
                            : largest_magnitude(correct, n, state.residual, call.threads);
         });

@@ -73,7 +73,7 @@ Vec<T> corrected_at(const Correct& correct, T* residual, std::size_t i, Lanes pr
   return keep(p, present);
 }
 
-// Updates momentum, stores p in the residual if there is feedback, and returns the largest |p|.
+// Writes momentum, stores p in the residual if there is feedback, and returns the largest |p|.
 template <typename T, typename Correct>
 T largest_magnitude(const Correct& correct, std::size_t n, T* residual, int threads) {
   const Blocks<16384> blocks(n);

@@ -121,7 +121,7 @@ struct Onebit {
   template <typename T>
   bool compress(const Encoding<T>& call) const {
     T* const corrected = call.memory[0];
-    const LazyResidual<T> residual{corrected, broadcast(corrected ? *call.memory[1] : T{0})};
+    const LazyResidual<T> residual{call.earlier_memory[0], broadcast(corrected ? *call.earlier_memory[1] : T{0})};
     const double sum = with_correction(call.gradient, call.gradient_scale, call.feedback(), residual,
                                        [&](const auto& correct) {
       return compress_words(correct, n, corrected, call.payload, static_cast<double*>(call.workspace),

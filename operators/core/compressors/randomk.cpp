@@ -25,7 +25,7 @@ namespace {
 constexpr std::size_t group_elements = 64;
 using ElementBlocks = Blocks<16384>;
 
-// Updates momentum and stores p in the residual, for elements [begin, end). Returns 0, or NaN if an element of p is NaN
+// Writes momentum and stores p in the residual, for elements [begin, end). Returns 0, or NaN if an element of p is NaN
 // or infinite.
 template <typename T, typename Correct>
 T correct_range(const Correct& correct, std::size_t begin, std::size_t end, T* residual) {
@@ -66,7 +66,7 @@ struct Randomk : KeepsResidual {
     blocks.run_parts(call.threads, [=, &call, &checks](std::size_t part, std::size_t begin, std::size_t end) {
       T check = 0;
       if (state.momentum || state.residual) {
-        const StoredResidual<T> residual{state.residual};
+        const StoredResidual<T> residual{state.earlier_residual};
         check = with_correction(call.gradient, call.gradient_scale, state, residual, [=](const auto& correct) {
           return correct_range(correct, begin, end, state.residual);
         });

@@ -45,7 +45,7 @@ struct Topk : KeepsResidual {
     const FeedbackState<T> state = call.feedback();
     const TopkWorkspace<T> workspace(call.workspace, plan);
     const Corrected<T> p(call.gradient, call.gradient_scale, state);
-    const StoredResidual<T> residual{state.residual};
+    const StoredResidual<T> residual{state.earlier_residual};
     const auto found =
         with_correction(call.gradient, call.gradient_scale, state, residual, [&](const auto& correct) {
           return find_candidates(correct, p, n, state.residual, plan, workspace, call.threads);

@@ -74,7 +74,7 @@ struct Found {
   std::size_t count;
 };
 
-// The sweep: updates momentum, stores p in the residual, and collects the elements that reach the threshold. Returns
+// The sweep: writes momentum, stores p in the residual, and collects the elements that reach the threshold. Returns
 // their number, even if it exceeds plan.capacity; then some candidates are missing.
 template <typename T, typename Correct>
 std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> threshold, std::size_t n,
@@ -114,7 +114,7 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
   return total;
 }
 
-// Collects the candidates, with a threshold from a sample. Updates momentum, and stores p in the residual.
+// Collects the candidates, with a threshold from a sample. Writes momentum, and stores p in the residual.
 template <typename T, typename Correct>
 Found<T> find_candidates(const Correct& correct, const Corrected<T>& p, std::size_t n, T* residual,
                          const TopkPlan& plan, const TopkWorkspace<T>& workspace, int threads) {

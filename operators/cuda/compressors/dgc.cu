@@ -20,8 +20,8 @@ __device__ void begin(const DgcEncoding<T>& call) {
   const DgcMemory<T> memory(call);
   const T shortening = shortening_of(call, memory), scale = scale_of(call);
   begin_search(call.search, memory, call.n, call.ticket, [&](Size i) {
-    T momentum = call.momentum != nullptr ? call.momentum[i] : T{0};
-    return compensate(call, shortening, call.gradient[i] * scale, momentum, call.memory[0][i]);
+    T momentum = call.momentum != nullptr ? call.earlier_momentum[i] : T{0};
+    return compensate(call, shortening, call.gradient[i] * scale, momentum, call.earlier_memory[0][i]);
   });
   if (blockIdx.x == 0 && threadIdx.x == 0) memory.dgc->reaching = memory.dgc->settled = memory.dgc->largest = 0;
 }

@@ -30,7 +30,7 @@ struct LazyResidual {
 template <typename T>
 __device__ void compress(const Encoding<T>& call, bool scaling) {
   const bool feedback = call.memory[0] != nullptr;
-  const LazyResidual<T> residual{feedback ? *call.memory[1] : T{0}};
+  const LazyResidual<T> residual{feedback ? *call.earlier_memory[1] : T{0}};
   const T residual_factor = residual_factor_of(call);
 
   for_each_tile(call.n, [&](Size t) {

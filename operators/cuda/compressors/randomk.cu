@@ -21,7 +21,7 @@ constexpr int draws_ahead = 4;
 
 using Indices = Size[draws_ahead];
 
-// Updates momentum, replaces the residual by p, and sets the flag if a p is not finite.
+// Writes momentum, stores p in the residual, and sets the flag if a p is not finite.
 template <typename T>
 __device__ void correct_all(const RandomkEncoding<T>& call) {
   T* const kept = call.memory[0];
