@@ -153,12 +153,11 @@ class GradientSteps:
         step, compression, continued = self.count, self.compression, self._continued
 
         def result(job: Job) -> Collection[str]:
+            self.rates.keep(job.unused)
+            if compression.carries:
+                self.undo.exchanged(name for name in gradients if name not in job.unused)
             self._check(job, step)
             staged.finish(loss_scale)
-            self.rates.keep(job.unused)
-            used = [name for name in gradients if name not in job.unused]
-            if compression.carries:
-                self.undo.exchanged(used)
             return job.unused
 
         future: Future[Collection[str]] = future_on(staged.device)

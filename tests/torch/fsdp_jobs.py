@@ -2,6 +2,7 @@
 
 import functools
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -460,26 +461,39 @@ def state_dicts_that_do_not_fit_are_refused():
 
 
 def residuals_take_one_byte():
-    coders = [Coder(parse(GRADIENTS), n, "float32", None) for n in (1000, 130)]
-    scratch = Scratch(5000)
-    residuals = SmallResiduals(coders, scratch)
+    sizes = (1000, 130)
+    coders = [Coder(parse(GRADIENTS), n, "float32", None) for n in sizes]
+    pieces = [SimpleNamespace(tensor=name) for name in "ab"]
+    chunks = [SimpleNamespace(coder=coder, piece=piece) for coder, piece in zip(coders, pieces)]
+    scratch = Scratch()
+    scratch.reserve(sizes)
+    residuals = SmallResiduals(chunks, scratch)
     random = np.random.default_rng(0)
+
+    def decoded():
+        scratch.take(10, torch.float32, torch.device("cpu")).fill_(7)
+        residuals.expand()
+        return np.concatenate([coder.state()["residual"] for coder in coders])
+
     for scale in (1.0, 1e-30, 1e30, 0.0):
-        values = [scale * random.standard_normal(n).astype(np.float32) for n in (1000, 130)]
+        values = [scale * random.standard_normal(n).astype(np.float32) for n in sizes]
         for coder, array in zip(coders, values):
-            coder.carried.memory[0][:] = array
+            coder.load_state({"residual": array})
         residuals.compact()
-        decoded = []
-        for _ in range(2):  # a second rounding changes nothing
-            scratch.take(5000, torch.float32, torch.device("cpu")).fill_(7)
-            residuals.expand()
-            decoded.append(np.concatenate([coder.carried.memory[0] for coder in coders]))
-            residuals.compact()
-        exact = np.concatenate(values)
-        largest = np.abs(np.append(exact, np.zeros(-exact.size % 128)).reshape(-1, 128)).max(1)
-        assert (np.abs(decoded[0] - exact) <= largest.repeat(128)[: exact.size] / 127).all()
-        assert np.array_equal(*decoded)
-    assert residuals.nbytes == 1152 + 9
+        once = decoded()
+        residuals.compact()
+        assert np.array_equal(once, decoded())  # a second rounding changes nothing
+        for part, exact in zip(np.split(once, sizes[:1]), values):
+            blocks = np.append(exact, np.zeros(-exact.size % 128)).reshape(-1, 128)
+            most = np.abs(blocks).max(1).repeat(128)[: exact.size] / 127
+            assert (np.abs(part - exact) <= most).all()
+    residuals.compact()
+    for coder, n in zip(coders, sizes):
+        coder.load_state({"residual": np.ones(n, np.float32)})
+    residuals.compact()
+    residuals.take_back({"b"})
+    assert np.array_equal(decoded(), np.append(np.ones(1000), np.zeros(130)))
+    assert residuals.nbytes == 2 * 10 * (128 + 1)
 
 
 # Errors

@@ -265,21 +265,20 @@ def full(parameter):
     return whole.detach().clone()
 
 
-def the_first_drop_after_a_step_is_told_and_later_ones_undone():
+def the_first_drop_is_told_and_every_drop_is_taken_back():
     for make in (hooked, distributed):
+        model, optimizer, state = make(ONEBIT)
+        for step in range(2):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        kept = copy.deepcopy(state.state_dict()["arrays"])
         with logged() as lines:
-            model, optimizer, state = make(ONEBIT)
-            for step in range(2):
-                loss_of(model, step).backward()
-                optimizer.step()
-                optimizer.zero_grad()
             loss_of(model, 50).backward()
             optimizer.zero_grad()
-            loss_of(model, 2).backward()
-        assert any("Residual and momentum keep this exchange" in line for line in lines), lines
-        optimizer.step()
-        optimizer.zero_grad()
-        kept = copy.deepcopy(state.state_dict()["arrays"])
+            _finish_a_drop(state)
+        assert any("so the exchange is taken back" in line for line in lines), lines
+        assert same(kept, state.state_dict()["arrays"])
         with logged() as lines:
             for _ in range(2):
                 loss_of(model, 51).backward()
@@ -287,12 +286,13 @@ def the_first_drop_after_a_step_is_told_and_later_ones_undone():
             _finish_a_drop(state)
         assert not lines, lines
         assert same(kept, state.state_dict()["arrays"])
+        assert state.steps == 2
         state.close()
 
 
 def _finish_a_drop(state):
     """Do what the next backward does first."""
-    state.gradients.left_out.begin()
+    state.gradients.undo.begin()
 
 
 def gradients_that_are_added_before_they_are_dropped_leave_no_trace():
@@ -852,7 +852,7 @@ def workers_that_would_drift_apart_are_refused():
     for step in (2, 3):
         optimizer.zero_grad()
         if step == 3:
-            said = "worker 1 has skipped other steps than other workers"
+            said = "worker 1 has applied other averages than other workers"
             raised(RuntimeError, said, lambda: loss_of(model, 3).backward())
         else:
             loss_of(model, step).backward()

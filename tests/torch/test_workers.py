@@ -46,7 +46,7 @@ LOOPS = (
     "gradients_that_are_changed_before_they_are_averaged_are_refused",
     "everything_is_averaged_once",
     "dropped_gradients_leave_no_trace",
-    "the_first_drop_after_a_step_is_told_and_later_ones_undone",
+    "the_first_drop_is_told_and_every_drop_is_taken_back",
     "gradients_that_are_added_before_they_are_dropped_leave_no_trace",
     "a_checkpoint_leaves_out_gradients_that_nobody_used",
     "averages_that_backward_adds_to_are_one_step",
