@@ -109,7 +109,7 @@ class Undo:
         self.digest, self._warned, self._excludes = 0, False, False
         self._reads_gradients = in_use is None
         self._in_use = in_use or self._with_averages
-        self._touched: Dict[str, bool] = {}  # whether a gradient was not zero before backward added
+        self._touched: Dict[str, bool] = {}  # whether averages were there when backward added
         self._task = -1  # the number of the backward pass whose end is awaited
         self._marked: Dict[str, _Average] = {}  # that the step under way applies
         self._closures = 0  # that are running
@@ -229,7 +229,7 @@ class Undo:
 
     def _touch(self, name: str, gradient: torch.Tensor) -> None:
         """Called before backward adds to a gradient, and by `torch.autograd.grad`."""
-        if name in self._averages:
+        if name in self._averages and self._touched.get(name, True):
             self._touched[name] = self._has_gradient(name)
 
     def _with_averages(self, names: Collection[str]) -> Set[str]:

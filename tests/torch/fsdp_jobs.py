@@ -478,7 +478,7 @@ def residuals_take_one_byte():
     for scale in (1.0, 1e-30, 1e30, 0.0):
         values = [scale * random.standard_normal(n).astype(np.float32) for n in sizes]
         for coder, array in zip(coders, values):
-            coder.load_state({"residual": array})
+            coder.load_state({**coder.state(), "residual": array})
         residuals.compact()
         once = decoded()
         residuals.compact()
@@ -489,7 +489,7 @@ def residuals_take_one_byte():
             assert (np.abs(part - exact) <= most).all()
     residuals.compact()
     for coder, n in zip(coders, sizes):
-        coder.load_state({"residual": np.ones(n, np.float32)})
+        coder.load_state({**coder.state(), "residual": np.ones(n, np.float32)})
     residuals.compact()
     residuals.take_back({"b"})
     assert np.array_equal(decoded(), np.append(np.ones(1000), np.zeros(130)))
