@@ -1,8 +1,8 @@
-"""Random training loops: no gradient that an optimizer used is lost, and no other one is learned.
+"""Random training loops: each gradient that an optimizer used is learned once, and no other one.
 
-The losses are linear, so gradients do not depend on the parameters. For each parameter, the averages
-that optimizers have applied, plus the residuals of all workers and owners, must equal the sum of the
-exact gradients that plain DDP would have applied. Both workers run the same loops in lockstep.
+The losses are linear, so gradients do not depend on the parameters. For each parameter, the
+averages that optimizers have applied, plus the residuals of all workers and owners, must equal the
+sum of the exact gradients that plain DDP would have applied. Both workers run the same loops.
 
     torchrun --standalone --nproc-per-node 2 tests/torch/random_loops.py LOOPS [SEED]
 """
@@ -80,7 +80,7 @@ class Model(torch.nn.Module):
 
 
 class Loop:
-    """The models of a loop and, for each parameter, what optimizers have and should have applied."""
+    """The models of a loop, and the averages that optimizers have, and should have, applied."""
 
     def __init__(self, loop):
         self.rank, self.generator = dist.get_rank(), torch.Generator().manual_seed(0)
@@ -316,7 +316,7 @@ class Loop:
     # The check
 
     def errors(self):
-        """Return each parameter's error: averages applied, and residuals, against exact gradients."""
+        """Return each parameter's error: averages applied, and residuals, against exact ones."""
         for state in self.states:
             for name, arrays in state.state_dict()["arrays"].items():
                 for key, array in arrays.items():
