@@ -295,6 +295,95 @@ def _finish_a_drop(state):
     state.gradients.undo.begin()
 
 
+def skipped_steps_do_not_move_momentum():
+    """One layer overflows. The compressor sends all elements, so weights are those of DDP."""
+    lossless = {"compressor": "topk", "k": 10**6, "momentum": "nesterov"}
+
+    def trained_with(params, scales):
+        net = Net()
+        optimizer = sgd(net)
+        ddp = DistributedDataParallel(net)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scales)
+        handling = {"grad_scaler": scaler} if scales else {"on_nonfinite": "skip"}
+        if params is not None:
+            state = bps.CompressionState(net.named_parameters(), params, optimizer, **handling)
+            ddp.register_comm_hook(state, bps.compression_hook)
+        for step in range(8):
+            optimizer.zero_grad()
+            overflow = float("inf") if step in (3, 4, 6) and dist.get_rank() else 0.0
+            loss = loss_of(ddp, step) + overflow * net.last.bias.sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        if params is not None:
+            state.close()
+        return flat(net)
+
+    plain = trained_with(None, True)
+    with logged():
+        for scales in (True, False):
+            assert torch.allclose(trained_with(lossless, scales), plain, atol=1e-6), scales
+
+
+def an_optimizer_that_steps_twice_with_a_closure_needs_a_context():
+    """SAM: the first averages serve to find a point, and only the averages there are applied."""
+
+    class Sam(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+            self.base = torch.optim.SGD(self.param_groups, lr=1.0)
+
+        def step(self, closure):
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            moved = [0.05 * p.grad for p in parameters]
+            with torch.no_grad():
+                torch._foreach_add_(parameters, moved)
+            with torch.enable_grad():
+                closure()
+            with torch.no_grad():
+                torch._foreach_sub_(parameters, moved)
+            self.base.step()
+
+    class Linear(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(1000))
+
+        def forward(self, x):
+            return (self.w * x).sum()
+
+    def train_by_sam(make):
+        net = model = Linear()
+        optimizer = Sam(net.parameters())
+        if make is distributed:
+            bps.DistributedOptimizer(optimizer, net.named_parameters(), compression_params=TOPK)
+            state = optimizer
+        else:
+            model = DistributedDataParallel(net)
+            state = bps.CompressionState(net.named_parameters(), TOPK, optimizer)
+            model.register_comm_hook(state, bps.compression_hook)
+        random, exact = torch.Generator().manual_seed(0), torch.zeros(1000)
+
+        def compute(x):
+            optimizer.zero_grad()
+            model(x).backward()
+
+        for step in range(90):  # the gradients of the last steps are zeros, which drains residuals
+            inputs = torch.randn(dist.get_world_size(), 1000, generator=random) * (step < 10)
+            exact += inputs.mean(0)
+            closure = functools.partial(compute, inputs[dist.get_rank()])
+            with state.not_applied():
+                closure()
+            optimizer.step(closure)
+        assert torch.allclose(net.w.detach(), -exact, atol=1e-5), make
+        compute(torch.ones(1000))
+        raised(RuntimeError, "with state.not_applied()", lambda: optimizer.step(closure))
+        getattr(state, "compression_state", state).close()
+
+    for make in (hooked, distributed):
+        train_by_sam(make)
+
+
 def gradients_that_are_added_before_they_are_dropped_leave_no_trace():
     """As in the tutorials' GAN: nobody resets D's used gradients before backward of G."""
     for make in (hooked, sharded):

@@ -47,6 +47,8 @@ LOOPS = (
     "everything_is_averaged_once",
     "dropped_gradients_leave_no_trace",
     "the_first_drop_is_told_and_every_drop_is_taken_back",
+    "skipped_steps_do_not_move_momentum",
+    "an_optimizer_that_steps_twice_with_a_closure_needs_a_context",
     "gradients_that_are_added_before_they_are_dropped_leave_no_trace",
     "a_checkpoint_leaves_out_gradients_that_nobody_used",
     "averages_that_backward_adds_to_are_one_step",
