@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -48,13 +49,42 @@ class Coder:
     ) -> None:
         self._params, self._n, self._dtype, self._start = params, n, dtype, start
         self._stream = streams.Stream(start)
+        self._epoch: Optional[int] = None
         self.set_epoch(None)
         self.carried = self.codec.state()
         self._kept: Optional[Tuple[List[Any], streams.Stream]] = None  # copies
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         """Set the epoch, counted from 0; None: compress as after the warm-up."""
+        self._epoch = epoch
         self.codec = self._params.codec(self._n, self._dtype, epoch)
+
+    def set_momentum(self, mu: float) -> None:
+        """Set the coefficient of momentum, if the coder applies any."""
+        before = self._params.mu
+        if before is None or before == mu:
+            return
+        self._params = replace(self._params, mu=mu)
+        self._set_options(self._params.options(self._epoch))
+        if self._momentum_has_mu:
+            self._scale_momentum(mu / before)
+
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        self.codec.set_options(options)
+
+    def _scale_momentum(self, factor: float) -> None:
+        self.carried.momentum[:] *= factor
+
+    @property
+    def _momentum_has_mu(self) -> bool:
+        """Whether the momentum array is multiplied by mu already: dgc's form of Nesterov's."""
+        return self.codec.traits.accumulates and self._params.nesterov
+
+    def add_momentum(self, values: np.ndarray) -> None:
+        """Add values, shape (n,), to the momentum."""
+        carried = self.carried
+        carried.momentum[:] += values * (self._params.mu if self._momentum_has_mu else 1)
+        self.carried = carried
 
     @property
     def has_fixed_length(self) -> bool:
@@ -173,6 +203,14 @@ class GpuCoder(Coder):
     def set_epoch(self, epoch: Optional[int]) -> None:
         super().set_epoch(epoch)
         self.gpu_codec = self._params.codec(self._n, self._dtype, epoch, "cuda")
+
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        super()._set_options(options)
+        self.gpu_codec.set_options(options)
+
+    def _scale_momentum(self, factor: float) -> None:
+        with gpu.queue(self.device):
+            self._tensors[0].mul_(factor)
 
     @property
     def carried(self) -> kernels.State:

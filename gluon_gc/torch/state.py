@@ -116,7 +116,7 @@ class CompressionState:
         )
         require_optimizer(requested.values(), optimizer)
         applies_momentum = any(params.mu is not None for params in requested.values())
-        self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
+        self.momentum = Momentum(optimizer, has_nesterov) if applies_momentum else None
         self._copied, self._group = None, process_group
         # The scaler itself skips steps with a NaN. So the exchange must report them, not raise.
         action = on_nonfinite if grad_scaler is None else "skip"

@@ -960,12 +960,12 @@ def closing_gives_momentum_back():
     for _ in range(2):  # a second state works like the first
         state = bps.CompressionState(net.named_parameters(), ONEBIT, optimizer)
         (group,) = optimizer.param_groups
-        assert (group["momentum"], group["nesterov"]) == (0.0, False)
+        assert {key: group[key] for key in given} == given
         (saved,) = optimizer.state_dict()["param_groups"]
         assert {key: saved[key] for key in given} == given
         with logged() as lines:
             optimizer.load_state_dict(optimizer.state_dict())
-        assert optimizer.param_groups[0]["momentum"] == 0.0 and not lines
+        assert optimizer.param_groups[0]["momentum"] == 0.9 and not lines
         state.close()
         (group,) = optimizer.param_groups
         assert {key: group[key] for key in given} == given
@@ -976,13 +976,6 @@ def closing_gives_momentum_back():
     fresh.load_state_dict(optimizer.state_dict())  # before a state exists
     bps.CompressionState(net.named_parameters(), ONEBIT, fresh).close()
     del ddp
-    with logged() as lines:
-        state = bps.CompressionState(net.named_parameters(), ONEBIT, optimizer)
-        changed = optimizer.state_dict()
-        changed["param_groups"][0]["momentum"] = 0.5
-        optimizer.load_state_dict(changed)
-    assert any("has momentum 0.5; compression still applies 0.9" in line for line in lines)
-    state.close()
 
 
 def whole_numbers_of_numpy():
