@@ -62,6 +62,18 @@ LOOPS = (
     "residuals_are_of_the_same_elements_in_every_memory_format",
     "numbers_of_every_kind",
 )
+OPTIMIZERS = (
+    "momentum_follows_a_schedule",
+    "momentum_follows_a_script_that_reads_its_own_value",
+    "momentum_that_cannot_be_followed_is_refused",
+    "a_checkpoint_continues_a_schedule_of_momentum",
+    "momentum_of_a_plain_checkpoint_is_taken_over",
+    "fused_optimizers_with_a_scaler",
+    "a_step_that_a_scaler_skips_moves_no_momentum",
+    "steps_that_call_no_hooks_are_skipped",
+    "steps_that_call_no_hooks_are_averaged",
+    "what_is_no_optimizer_is_refused",
+)
 DIFFERENCES = (
     "single_tensors_that_differ_are_refused",
     "checkpoints_that_differ_are_refused_by_all",
@@ -111,7 +123,11 @@ def run_torchrun(*arguments, workers=2, file=HERE / "jobs.py", **variables):
     return done.stdout
 
 
-@pytest.mark.parametrize("jobs", [OF_DDP, OTHERS, LOOPS], ids=["ddp", "others", "loops"])
+@pytest.mark.parametrize(
+    "jobs",
+    [OF_DDP, OTHERS, LOOPS, OPTIMIZERS],
+    ids=["ddp", "others", "loops", "optimizers"],
+)
 def test_two_workers(jobs):
     run(",".join(jobs))
 
