@@ -1060,6 +1060,34 @@ def a_time_out_of_init_reaches_all_groups():
     a_worker_that_does_not_come_is_given_up()
 
 
+def a_longer_time_out_of_the_script_is_kept():
+    """Needs GLUON_GC_TIMEOUT=1. Worker 1 is late, and later it does not come."""
+    store, rank, size = dist.distributed_c10d._get_default_store(), bps.rank(), bps.size()
+    bps.shutdown()
+    raised(ValueError, "timeout must be above 0, got -1.0 s", lambda: bps.init(timeout=-1))
+    store = dist.PrefixStore("of the script", store)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
+    )
+    bps.init()
+    net, optimizer, ddp, state = wrapped(ONEBIT)
+    if rank == 1:
+        time.sleep(2.5)
+    train(net, optimizer, ddp, range(2))
+    if rank == 1:
+        time.sleep(1.5)
+    assert bps.push_pull(torch.ones(1)) == 1
+    bps.shutdown()
+    bps.init(timeout=1)
+    bps.push_pull(torch.ones(1))
+    if rank == 0:
+        said = "worker 0 waits until all workers call push_pull, but worker 1 did not come: "
+        raised(RuntimeError, said, lambda: bps.push_pull(torch.ones(1)))
+    else:
+        time.sleep(4)
+    os._exit(0)
+
+
 # Missing workers
 
 

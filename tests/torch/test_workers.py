@@ -142,6 +142,7 @@ def test_two_workers_of_torchrun():
         ("a_late_worker_is_named", {"GLUON_GC_STALL_SECONDS": "1"}),
         ("a_worker_that_does_not_come_is_given_up", {"GLUON_GC_TIMEOUT": "2"}),
         ("a_time_out_of_init_reaches_all_groups", {}),
+        ("a_longer_time_out_of_the_script_is_kept", {"GLUON_GC_TIMEOUT": "1"}),
     ],
 )
 def test_workers_that_do_not_come_are_named_and_given_up(job, variables):
