@@ -17,6 +17,7 @@ from .job import Job, future_on, resolving
 from .left_out import LeftOut
 from .momentum import Momentum
 from .optimizer_hooks import around_update, param_groups
+from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
 from .sparse import SparseJob
 
@@ -87,6 +88,9 @@ class GradientSteps:
         if optimizer is not None:
             self._leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
         self.closed = ""
+        unknown = grad_scaler is None and any(p.keeps_state for p in compression.params.values())
+        called = "CompressionState or DistributedOptimizer"
+        self._scale_watch = ScaleWatch(parameters.values(), called) if unknown else None
         closing.opened(self)  # only the hooks may still refer to this object at shutdown
 
     def _note(self, parameter: torch.Tensor) -> None:
@@ -287,6 +291,8 @@ class GradientSteps:
             for handle in self._handles:
                 handle.remove()
             self._leave_optimizer()
+            if self._scale_watch is not None:
+                self._scale_watch.close()
             if self._momentum is not None:
                 self._momentum.give_back()
             self.left_out.close()

@@ -217,6 +217,65 @@ def a_step_that_a_scaler_skips_moves_no_momentum():
     assert_close(*weights)
 
 
+class Linear(torch.nn.Module):
+    """Its weights are minus the sum of all gradients that were used, if the learning rate is 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(16, 8))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+def _drained_error(run_of, growth_interval, passes):
+    """Return the relative error after zero gradients have emptied the residuals."""
+    net, steps, drain = Linear(), 12, 60
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=growth_interval)
+    model = run_of(net, {"grad_scaler": scaler} if passes else {})
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    generator, expected = torch.Generator().manual_seed(0), torch.zeros(16, 8)
+    for step in range(steps + drain):
+        x = torch.randn(bps.size(), 16, 8, generator=generator) * (step < steps)
+        expected -= x.mean(0)
+        optimizer.zero_grad()
+        scaler.scale(model(x[bps.rank()])).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == steps:
+            scaler.set_growth_interval(10**6)
+    weight = net.weight.detach()
+    weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return ((weight - expected).norm() / expected.norm()).item()
+
+
+def residuals_are_in_units_of_the_loss():
+    feedback = {"compressor": "topk", "k": 0.1, "ef": "vanilla"}
+
+    def sharded(net, scaler):
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(net)
+        bps.compress_reduce_scatter(net, feedback, **scaler)
+        return net
+
+    def hooked(net, scaler):
+        ddp = DistributedDataParallel(net)
+        state = bps.CompressionState(net.named_parameters(), feedback, **scaler)
+        ddp.register_comm_hook(state, bps.compression_hook)
+        return ddp
+
+    for run_of, function in (
+        (sharded, "compress_reduce_scatter"),
+        (hooked, "CompressionState or DistributedOptimizer"),
+    ):
+        assert _drained_error(run_of, 4, passes=True) < 1e-6
+        assert _drained_error(run_of, 10**6, passes=False) < 1e-6
+        said = "has changed from 64.0 to 128.0, but residuals and momentum are in units of the "
+        said += f"old one: pass grad_scaler to {function}"
+        raised(RuntimeError, said, lambda r=run_of: _drained_error(r, 4, passes=False))
+
+
 # Optimizers whose step calls no hooks
 
 

@@ -70,6 +70,7 @@ OPTIMIZERS = (
     "momentum_of_a_plain_checkpoint_is_taken_over",
     "fused_optimizers_with_a_scaler",
     "a_step_that_a_scaler_skips_moves_no_momentum",
+    "residuals_are_in_units_of_the_loss",
     "steps_that_call_no_hooks_are_skipped",
     "steps_that_call_no_hooks_are_averaged",
     "what_is_no_optimizer_is_refused",
