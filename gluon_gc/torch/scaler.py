@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Iterable, Tuple
 
 import torch
@@ -79,11 +79,10 @@ class ScaleWatch:
 _watches: weakref.WeakSet[ScaleWatch] = weakref.WeakSet()
 
 
+@lru_cache(maxsize=None)  # once
 def _report_steps() -> None:
     """Let all GradScalers report their steps to `_watches`. An optimizer does not know them."""
     step = torch.amp.GradScaler.step
-    if hasattr(step, "_reports"):
-        return
 
     @wraps(step)
     def reporting_step(
@@ -94,5 +93,4 @@ def _report_steps() -> None:
                 watch.stepping(scaler, optimizer)
         return step(scaler, optimizer, *args, **kwargs)
 
-    reporting_step._reports = True
     torch.amp.GradScaler.step = reporting_step

@@ -48,8 +48,9 @@ class CompressionState:
         The optimizer of these parameters, or Accelerate's or Lightning's wrapper of it. These
         options use it:
 
-        - "momentum" in compression_params: the compressor applies the optimizer's momentum, which
-          is set to 0 in the parameter groups. The compressor "dgc" does so without this option.
+        - "momentum" in compression_params: the compressor applies the momentum that the parameter
+          groups have in each step. During the optimizer's step it is 0 there. The compressor "dgc"
+          does so without this option.
         - "ef" (error feedback) "corrected" or "sparse": a new learning rate rescales the residual.
         - on_nonfinite="skip": the optimizer's step is skipped.
         - the compressor "auto": it chooses other compressors for Adam.
@@ -66,7 +67,8 @@ class CompressionState:
         affected chunk (a slice that is compressed as a unit) restart from zero.
     grad_scaler : torch.amp.GradScaler, optional
         The scaler of the loss. Gradients are divided by its scale before compression, and the
-        averages are multiplied by it again. Instead of on_nonfinite, the scaler then reacts to NaNs
+        averages are multiplied by it again. Without it, a change of the scale is an error if there
+        are residuals or momentum. Instead of on_nonfinite, the scaler then reacts to NaNs
         and infinities: it skips the optimizer's step.
 
     Attributes
@@ -312,7 +314,7 @@ class CompressionState:
         self.gradients.resume()
 
     def close(self) -> None:
-        """Stop the exchange's threads, and give the optimizer's groups their `momentum` back.
+        """Stop the exchange's threads, and let the optimizer apply its momentum again.
 
         The state cannot average gradients any more.
         """
