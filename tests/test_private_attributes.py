@@ -33,6 +33,8 @@ OF_OTHERS = {
     "torch/averager.py": {"_execution_engine", "_version"},
     "torch/fsdp.py": {"_fsdp_param_group", "_get_fsdp_state"},
     "torch/gates.py": {"_parameters"},
+    "torch/gathering.py": {"_get_default_store"},
+    "torch/groups.py": {"_device_types", "_get_backend"},
     "torch/rendezvous.py": {"_get_default_store"},
     "torch/single_tensors.py": {"_indices", "_values"},
 }

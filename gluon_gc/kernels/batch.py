@@ -61,15 +61,10 @@ class Batch:
             workspace = np.empty(size + 64, np.uint8)
             start = workspace.ctypes.data
             workspaces = [start + -start % 64] * count
-        self._kept = [
-            codecs,
-            states,
-            payload,
-            payloads,
-            workspace,
-        ]  # the calls hold their addresses
+        self._codecs = codecs
+        self._kept = [states, payload, payloads, workspace]  # the calls hold their addresses
         for i, (call, codec) in enumerate(zip(self._calls, codecs)):
-            call.codec, call.threads = codec.handle, 1
+            call.threads = 1
             call.workspace = workspaces[i]
             call.status = ctypes.pointer(self.statuses[i])
             if states is not None:
@@ -117,6 +112,7 @@ class Batch:
             A payload is not valid.
         """
         for i, call in enumerate(self._calls):
+            call.codec = self._codecs[i].handle  # `set_options` replaces it
             call.scale = scale
             call.ratio = 1.0 if ratios is None else ratios[i]
             if values is not None:

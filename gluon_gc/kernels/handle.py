@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -76,17 +76,11 @@ class CodecHandle:
         isa: Optional[str] = None,
         stream: Optional[int] = None,
     ) -> None:
-        self.n, self.dtype = n, np.dtype(dtype)
+        self.n, self.dtype, self._name = n, np.dtype(dtype), name
         if self.dtype.name not in _ITEMSIZES:
             raise TypeError(f"dtype must be float32 or float64, got {self.dtype}")
-        handle = ctypes.c_void_p()
-        text = as_text(options).encode()
-        size = _ITEMSIZES[self.dtype.name]
-        number = CUDA if isa == "cuda" else isa_number(isa)
-        check(library.gluon_gc_new(name.encode(), text, n, size, number, ctypes.byref(handle)))
-        self._handle, self._stream, self.isa = handle, stream, isa
-        needs = Needs()
-        library.gluon_gc_need(handle, ctypes.byref(needs))
+        self._stream, self.isa = stream, isa
+        self._handle, needs = self._new(options)
         self.traits = compressors()[name]
         self.payload_bytes = needs.payload_bytes
         arrays = 2 if needs.memory[1] else 1 if needs.memory[0] else 0
@@ -95,6 +89,21 @@ class CodecHandle:
         self.draws = needs.draws
         self.length_at = needs.length_at if needs.length_at >= 0 else None
         self.workspace_bytes = needs.workspace_bytes
+
+    def _new(self, options: Mapping[str, Any]) -> Tuple[ctypes.c_void_p, Needs]:
+        """Return the library's pointer to a new codec with these options, and its sizes."""
+        handle, needs = ctypes.c_void_p(), Needs()
+        name, text = self._name.encode(), as_text(options).encode()
+        size = _ITEMSIZES[self.dtype.name]
+        number = CUDA if self.isa == "cuda" else isa_number(self.isa)
+        check(library.gluon_gc_new(name, text, self.n, size, number, ctypes.byref(handle)))
+        library.gluon_gc_need(handle, ctypes.byref(needs))
+        return handle, needs
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Use other options from now on. The sizes must not depend on them. No call may run."""
+        before, (self._handle, _) = self._handle, self._new(options)
+        library.gluon_gc_free(before)
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):

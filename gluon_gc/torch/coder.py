@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -49,6 +50,7 @@ class Coder:
     ) -> None:
         self._params, self._n, self._dtype = params, n, dtype
         self._stream = streams.Stream(start)
+        self._epoch: Optional[int] = None
         self.set_epoch(None)
         self._copies: List[Any] = []  # of the state; others than the current one are earlier states
         self._addresses: List[kernels.StateAddresses] = []
@@ -59,7 +61,34 @@ class Coder:
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         """Set the epoch, counted from 0; None: compress as after the warm-up."""
+        self._epoch = epoch
         self.codec = self._params.codec(self._n, self._dtype, epoch)
+
+    def set_momentum(self, mu: float) -> None:
+        """Set the coefficient of momentum, if the coder applies any."""
+        before = self._params.mu
+        if before is None or before == mu:
+            return
+        self._params = replace(self._params, mu=mu)
+        self._set_options(self._params.options(self._epoch))
+        if self._momentum_has_mu:
+            state = self._in_host_memory(self._now)
+            state.momentum[:] *= mu / before
+            self._write(state)
+
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        self.codec.set_options(options)
+
+    @property
+    def _momentum_has_mu(self) -> bool:
+        """Whether the momentum array is multiplied by mu already: dgc's form of Nesterov's."""
+        return self.codec.traits.accumulates and self._params.nesterov
+
+    def add_momentum(self, values: np.ndarray) -> None:
+        """Add values, shape (n,), to the momentum."""
+        state = self._in_host_memory(self._now)
+        state.momentum[:] += values * (self._params.mu if self._momentum_has_mu else 1)
+        self._write(state)
 
     @property
     def has_fixed_length(self) -> bool:
@@ -111,7 +140,7 @@ class Coder:
         return len(self._copies) - 1
 
     def _in_host_memory(self, number: int) -> kernels.State:
-        """Return a copy of the state in the codec's own form."""
+        """Return a copy of the state in the codec's own form, perhaps the copy itself."""
         return self._copies[number]
 
     def _write(self, state: kernels.State) -> None:
@@ -200,6 +229,10 @@ class GpuCoder(Coder):
     def set_epoch(self, epoch: Optional[int]) -> None:
         super().set_epoch(epoch)
         self.gpu_codec = self._params.codec(self._n, self._dtype, epoch, "cuda")
+
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        super()._set_options(options)
+        self.gpu_codec.set_options(options)
 
     def _add_copy(self) -> int:
         state = self.codec.state()

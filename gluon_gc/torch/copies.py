@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Tuple, Type
+from typing import Any, Mapping, Tuple, Type
 
 from torch.optim import Optimizer
+
+from .optimizer_hooks import watch_steps
 
 
 class Distributed:
     """Added to the class of an optimizer that was made distributed."""
 
-    def contents(self) -> Dict[str, Any]:
-        """Return an optimizer's defaults, state and parameter groups, for a copy of it."""
-        return self.__getstate__()
-
     def __reduce__(self) -> Tuple[Any, ...]:
-        return _copied, (kind_of(self), self.contents())
+        return _copied, (kind_of(self), self.__getstate__())
 
 
 class _Copied:
@@ -35,7 +33,7 @@ def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
     copied_class = type(kind.__name__, (_Copied, kind), {})
     optimizer = copied_class.__new__(copied_class)
     optimizer.__setstate__(contents)
-    optimizer.register_step_pre_hook(_refuse)
+    watch_steps(_refuse, optimizer=optimizer)
     return optimizer
 
 

@@ -21,6 +21,7 @@ from .copies import kind_of
 from .crossing import CrossingAverager
 from .functions import byteps_push_pull, poll, synchronize
 from .optimizer import Averaging, DistributedOptimizer
+from .optimizer_hooks import watch_steps
 from .runtime import init, local_rank, local_size, rank, shutdown, size
 from .state import CompressionState
 
@@ -169,7 +170,7 @@ def CrossBarrier(
     averager.state.gradients.when_stepping = crossing.before_step
     optimizer._averager = crossing
     optimizer.__class__ = type(kind.__name__, (_Crossing, kind), {})
-    optimizer.register_step_post_hook(_take_gradients)
+    watch_steps(after=_take_gradients, optimizer=optimizer)
     optimizer.register_state_dict_pre_hook(_finish_optimizer)
     optimizer.register_load_state_dict_pre_hook(_finish_optimizer)
     if not isinstance(model, _Late):

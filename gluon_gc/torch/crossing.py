@@ -186,12 +186,16 @@ class CrossingAverager(Averager):
             self.state.gradients.apply_momentum(
                 self.state.name_of(parameter) for parameter in bucket
             )
+        groups = _restricted(update.groups, bucket)
+        if self.state.momentum is not None:
+            for group in groups:
+                group["momentum"] = 0.0
         stepper = self._kind.__new__(self._kind)
         stepper.__setstate__(
             {
                 "defaults": self._optimizer.defaults,
                 "state": self._optimizer.state,
-                "param_groups": _restricted(update.groups, bucket),
+                "param_groups": groups,
             }
         )
         stepper.step()

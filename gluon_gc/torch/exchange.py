@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+import torch
 import torch.distributed as dist
 
 from .. import env, plan
@@ -189,6 +190,23 @@ class Exchange:
             if chunk.coder is not None:
                 chunk.coder.set_epoch(epoch)
         self.transfers.clear()
+
+    def set_momentum(self, mu: float) -> None:
+        """Set the coefficient of all momentum. No job may be under way."""
+        for chunk in self.chunks:
+            if chunk.coder is not None:
+                chunk.coder.set_momentum(mu)
+
+    def add_momentum(self, name: str, values: torch.Tensor) -> None:
+        """Add to the momentum of a tensor's sum over all workers. No job may be under way.
+
+        `values` are flat, and the same on all workers. Each sender gets an equal share.
+        """
+        for chunk in self._of_tensor[name]:
+            senders = self.workers if chunk.local is None else self.machines.count
+            if chunk.coder is not None and chunk.coder.codec.momentum:
+                part = values[chunk.piece.begin : chunk.piece.end].cpu().numpy()
+                chunk.coder.add_momentum(part / senders)
 
     # A step
 

@@ -12,6 +12,7 @@ from ..compression import CompressionParams
 from . import groups
 from .all_gather import AllGather
 from .reduce_scatter import ReduceScatter
+from .scaler import ScaleWatch
 from .settings import chosen_params, named, require_optimizer
 from .sharded_compression import ShardedCompression
 from .shards import Shards
@@ -32,6 +33,7 @@ def compress_reduce_scatter(
     overrides: Overrides = None,
     on_nonfinite: str = "raise",
     residual_bits: int = 32,
+    grad_scaler: Optional[torch.amp.GradScaler] = None,
 ) -> ShardedCompression:
     """Compress the gradients of a model to which fully_shard was applied.
 
@@ -57,6 +59,10 @@ def compress_reduce_scatter(
     residual_bits : 32 or 8
         The bits of an element of a residual between two steps. 8: each block of 128 residuals is
         rounded. Not for onebit or dgc.
+    grad_scaler : torch.amp.GradScaler, optional
+        The scaler of the loss. Gradients are divided by its scale before compression, and the sums
+        are multiplied by it again. Instead of on_nonfinite, the scaler then reacts to NaNs and
+        infinities: it skips the optimizer's step.
 
     Returns
     -------
@@ -68,7 +74,8 @@ def compress_reduce_scatter(
     ValueError, TypeError, KeyError
         An argument is wrong, or the model has no FSDPModule.
     RuntimeError
-        PyTorch is older than 2.9.
+        PyTorch is older than 2.9. During training: a GradScaler that was not passed has changed its
+        scale.
 
     References
     ----------
@@ -79,6 +86,8 @@ def compress_reduce_scatter(
     _require_hook("set_custom_reduce_scatter", function)
     if on_nonfinite not in ("raise", "propagate"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
+    if grad_scaler is not None:
+        on_nonfinite = "propagate"
     parameters, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides).params
     require_optimizer((p.require_chosen() for p in params.values()), None)
@@ -88,11 +97,14 @@ def compress_reduce_scatter(
     if residual_bits == 8:
         _require_single_residuals(params.values())
         scratch = Scratch()
+    unknown = grad_scaler is None and any(p.keeps_state for p in params.values())
+    watch = ScaleWatch(parameters.values(), function) if unknown else None
     units = []
     for part in parts:
         policy, sharded = part.group.mp_policy, part.parameters
         dtype = policy.reduce_dtype or policy.param_dtype or next(iter(sharded.values())).dtype
-        units.append(ReduceScatter(sharded, part.shards(params, on_nonfinite), dtype, scratch))
+        shards = part.shards(params, on_nonfinite)
+        units.append(ReduceScatter(sharded, shards, dtype, scratch, grad_scaler, watch))
         part.module.set_custom_reduce_scatter(units[-1])
     return ShardedCompression(function, units)
 

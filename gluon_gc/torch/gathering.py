@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+import time
+from collections import Counter
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -10,6 +13,10 @@ import torch.distributed as dist
 from .. import agreement
 from ..agreement import Facts
 from .watchdog import waiting
+
+_GRACE = 2.0  # seconds in which the other workers that came get their errors
+
+_calls: Counter[str] = Counter()  # by the name of the group
 
 Gather = Callable[[Any, str], List[Any]]
 """Returns the objects of all workers, given this worker's object and the common action in words."""
@@ -29,7 +36,7 @@ def gather(mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None) -> 
         Default: all workers.
     """
     gathered: List[Any] = [None] * dist.get_world_size(group)
-    with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
+    with _naming_missing(doing, group):
         dist.all_gather_object(gathered, mine, group=group)
     return gathered
 
@@ -41,7 +48,7 @@ def gather_to_first(
     first = dist.get_global_rank(group or dist.group.WORLD, 0)
     size = dist.get_world_size(group)
     gathered: Optional[List[Any]] = [None] * size if dist.get_rank() == first else None
-    with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
+    with _naming_missing(doing, group):
         dist.gather_object(mine, gathered, dst=first, group=group)
     return gathered
 
@@ -51,7 +58,7 @@ def gather_numbers(
 ) -> List[Tuple[int, ...]]:
     """Like `gather`, for int64 numbers. Each worker passes equally many."""
     gathered = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.int64)
-    with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
+    with _naming_missing(doing, group):
         dist.all_gather(list(gathered), torch.tensor(mine), group=group)
     return list(map(tuple, gathered.tolist()))
 
@@ -63,3 +70,33 @@ def agree(gather: Gather, facts: Facts, doing: str) -> None:
         return agreement.compare(gather(message, doing))
 
     agreement.reach(dist.get_rank(), facts, ask)
+
+
+@contextmanager
+def _naming_missing(doing: str, group: Optional[dist.ProcessGroup]) -> Iterator[None]:
+    """Return a context for a collective, whose error names the workers that did not come."""
+    group = group or dist.group.WORLD
+    _calls[group.group_name] += 1
+    waits = f"worker {dist.get_rank()} waits until all workers {doing}"
+    with waiting(lambda: waits):
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(f"{waits}{_missing(group)}: {error}") from error
+
+
+def _missing(group: dist.ProcessGroup) -> str:
+    """Return which workers of a group have not reported an error of the same call in time."""
+    call = f"gluon_gc: error in call {_calls[group.group_name]} of {group.group_name}, worker "
+    ranks = dist.get_process_group_ranks(group)
+    deadline = time.monotonic() + _GRACE
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"{call}{dist.get_rank()}", "")
+        while ranks and time.monotonic() < deadline:
+            ranks = [rank for rank in ranks if not store.check([f"{call}{rank}"])]
+            time.sleep(0.05)
+    except RuntimeError:  # the store has ended with its worker
+        return ""
+    names = ", ".join(f"worker {rank}" for rank in ranks)
+    return f", but {names} did not come" if names else ""

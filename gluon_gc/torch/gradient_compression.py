@@ -39,6 +39,8 @@ class GradientCompression:
     exchange : Exchange
     without_momentum : set of str
         The parameters whose compressor applies no momentum.
+    mu : float, optional
+        The momentum coefficient of all parameters with momentum. None: that of their params.
     carries : bool
         Whether workers keep a residual or momentum for any gradient.
     """
@@ -55,6 +57,7 @@ class GradientCompression:
         undecided = [tensor.plan for tensor in self._declared(self._undecided())]
         self._chosen = automatic.chosen(undecided, group) if undecided else {}
         self._epoch: Optional[int] = None
+        self.mu: Optional[float] = None
         self.open()
 
     def open(self) -> None:
@@ -67,6 +70,8 @@ class GradientCompression:
         self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
         if self._epoch is not None:
             self.exchange.set_epoch(self._epoch)
+        if self.mu is not None:
+            self.exchange.set_momentum(self.mu)
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
         compressed = [t.plan.params for t in tensors if travels_compressed(t.plan, minimum)]
         self.carries = any(params.keeps_state for params in compressed)
@@ -78,6 +83,11 @@ class GradientCompression:
         """Tell the compressors the epoch, counted from 0. No gradients may be under way."""
         self._epoch = epoch
         self.exchange.set_epoch(epoch)
+
+    def set_momentum(self, mu: float) -> None:
+        """Use this momentum coefficient from now on. No gradients may be under way."""
+        self.mu = mu
+        self.exchange.set_momentum(mu)
 
     @contextmanager
     def recalling(self, saved: Sequence[Mapping[str, Any]]) -> Iterator[None]:

@@ -14,7 +14,8 @@ from . import closing, header, staging
 from .gradient_compression import GradientCompression
 from .job import Job, future_on, resolving
 from .momentum import Momentum
-from .optimizer_hooks import before_step, param_groups
+from .optimizer_hooks import around_update, param_groups
+from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
 from .sparse import SparseJob
 from .undo import Undo
@@ -80,11 +81,15 @@ class GradientSteps:
         self.when_stepping: Callable[[], None] = lambda: None
         self.finish: Callable[[], None] = lambda: None
         # A script may compile a whole step, but torch.compile cannot trace the hooks.
-        note, stepping = map(torch.compiler.disable, (self._note, self._before_step))
+        note = torch.compiler.disable(self._note)
         self._handles = [p.register_post_accumulate_grad_hook(note) for p in self._names]
+        self._leave_optimizer: Callable[[], None] = lambda: None
         if optimizer is not None:
-            self._handles.append(before_step(optimizer, stepping))
+            self._leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
         self.closed = ""
+        unknown = grad_scaler is None and any(p.keeps_state for p in compression.params.values())
+        called = "CompressionState or DistributedOptimizer"
+        self._scale_watch = ScaleWatch(parameters.values(), called) if unknown else None
         closing.opened(self)  # only the hooks may still refer to this object at shutdown
 
     def _note(self, parameter: torch.Tensor) -> None:
@@ -111,6 +116,8 @@ class GradientSteps:
         RuntimeError
             A step is continued, but compression applies momentum. Or it cannot be known which
             averages an optimizer applies, see `Undo.begin`.
+        ValueError
+            The optimizer's momentum is 0, or differs between parameter groups.
         """
         if not self._begun:
             mu = self._momentum and self._momentum.mu
@@ -123,6 +130,8 @@ class GradientSteps:
                 "applies momentum once for each average: use no_sync() for all backward passes of "
                 "a step but the last"
             )
+        if self._momentum is not None:
+            self._follow(self._momentum)
         self._nonfinite, self._ratios = [], {}
         if not self._continued:
             self.count += 1
@@ -131,6 +140,24 @@ class GradientSteps:
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
         self._stamp = header.Stamp(self._begun % 2**32, self.undo.digest, checksum)
+
+    def _follow(self, momentum: Momentum) -> None:
+        """Compress with the momentum that the optimizer has now, and take over its own momentum."""
+        compression, mu = self.compression, momentum.follow()
+        if mu != compression.mu:
+            self.finish()
+            compression.set_momentum(mu)
+        buffers = momentum.take_loaded(self._parameters)
+        if buffers is None:
+            return
+        if not self._begun:
+            taken = {"parameters with momentum in the optimizer's state": sorted(buffers)}
+            compression.exchange.agree([("", taken)], "begin the first step")
+        for name, buffer in buffers.items():
+            if name in compression.without_momentum:
+                momentum.add(name, buffer)
+            else:
+                compression.exchange.add_momentum(name, staging.flat(buffer))
 
     def _current_rates(self) -> Dict[str, float]:
         """Return the learning rates of the optimizer's parameters, by name."""
@@ -220,6 +247,12 @@ class GradientSteps:
                     parameter.grad = None  # the optimizer does not step such parameters
         else:
             self.apply_momentum(self._parameters)
+        if self._momentum is not None:
+            self._momentum.take()
+
+    def _after_step(self) -> None:
+        if self._momentum is not None:
+            self._momentum.after_step()
 
     def apply_momentum(self, names: Iterable[str]) -> None:
         """Apply momentum to the averaged gradients of these parameters."""
@@ -251,6 +284,9 @@ class GradientSteps:
             self.closed = "this CompressionState is closed"
             for handle in self._handles:
                 handle.remove()
+            self._leave_optimizer()
+            if self._scale_watch is not None:
+                self._scale_watch.close()
             if self._momentum is not None:
                 self._momentum.give_back()
             self.undo.close()

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch.distributed as dist
+from torch.distributed import constants
 
 from .. import env
 from .gloo import Gloo
@@ -26,6 +27,7 @@ Pair = Tuple[dist.ProcessGroup, dist.ProcessGroup]
 Make = Callable[[Sequence[int], bool], dist.ProcessGroup]
 """Creates a group, as `new_group` does."""
 
+_DEFAULT_TIMEOUTS = (constants.default_pg_timeout, constants.default_pg_nccl_timeout)
 _TAGS = 2**16  # the number of tags that an exchange may use
 
 _asked: Optional[timedelta] = None
@@ -34,16 +36,35 @@ _uses: Dict[Tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 def ask_for(timeout: Optional[timedelta]) -> None:
-    """Set the time-out of groups that are made from now on; None: PyTorch's default."""
+    """Set the time-out of groups that are made from now on; None: see `timeout`."""
     global _asked
     _asked = timeout
 
 
 def timeout() -> Optional[timedelta]:
-    """Return the requested time-out, at most GLUON_GC_TIMEOUT; None: PyTorch's default."""
+    """Return the time-out of new groups; None: PyTorch's default.
+
+    It is the one that `bps.init` was given, or else the longer one of GLUON_GC_TIMEOUT and the
+    script's.
+    """
+    if _asked is not None:
+        return _asked
     seconds = env.get("GLUON_GC_TIMEOUT")
-    limits = [_asked, timedelta(seconds=seconds) if seconds else None]
-    return min((limit for limit in limits if limit is not None), default=None)
+    limits = [_of_script(), timedelta(seconds=seconds) if seconds else None]
+    return max((limit for limit in limits if limit is not None), default=None)
+
+
+def _of_script() -> Optional[timedelta]:
+    """Return the time-out that the script gave `init_process_group`; None if it gave none."""
+    if not dist.is_initialized():
+        return None
+    group = dist.group.WORLD
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        limit = getattr(options, "_timeout", None)
+        if limit is not None and limit not in _DEFAULT_TIMEOUTS:
+            return limit
+    return None
 
 
 def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGroup:

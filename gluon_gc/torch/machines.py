@@ -9,7 +9,7 @@ Each worker of a machine has a share of the chunks. For its share, it
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Collection, Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from . import gpu, groups, header
 from .coding import as_tensor, is_finite
 from .collectives import ToAll, ToOwners, WireSize
 from .exchanged_chunk import ExchangedChunk
+from .gathering import gather
 from .header import Stamp
 from .job import Job
 from .stages import Stages
@@ -72,8 +73,7 @@ def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
     if group is not None or size == 1:
         return None
     mine = (local_size, env.of_torchrun("LOCAL_RANK") or 0)
-    places: List[Any] = [None] * size
-    dist.all_gather_object(places, mine)
+    places = gather(mine, "set up their compression")
     even = all(place == (local_size, rank % local_size) for rank, place in enumerate(places))
     whole = size % local_size == 0  # false if only some workers have resumed
     return Machines(local_size) if even and whole and 1 < local_size < size else None

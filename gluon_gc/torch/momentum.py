@@ -1,8 +1,9 @@
 """Momentum that gluon_gc applies instead of the optimizer.
 
-Momentum is applied to the gradient before compression, and the optimizer's own momentum is 0. Two
-parts remain for the optimizer's step: the momentum of gradients that are sent uncompressed, and the
-weight decay's part of the momentum.
+Momentum is applied to the gradient before compression. Two parts remain for the optimizer's step:
+the momentum of gradients that are sent uncompressed, and the weight decay's part of the momentum.
+During the step, the optimizer's own momentum is 0. Outside of it, the parameter groups have the
+momentum that the user or a scheduler has set, and compression follows it.
 
 References
 ----------
@@ -13,16 +14,17 @@ NeurIPS 2019.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Collection, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Collection, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import torch
 from torch.optim import Optimizer
 
 from ..compression.momentum import require_linear
-from ..log import logger
 from .optimizer_hooks import param_groups
 
 _in_use: weakref.WeakSet[Momentum] = weakref.WeakSet()
+
+_BUFFER = "momentum_buffer"  # the key of SGD's own momentum in its state
 
 
 def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
@@ -30,41 +32,27 @@ def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
 
     Without such a group: None and False.
     """
-    taker = _taker_of(optimizer)
-    if taker is not None:
-        return taker.mu, taker.given["nesterov"]
-    for group in optimizer.param_groups if optimizer is not None else []:
+    for group in param_groups(optimizer) if optimizer is not None else []:
         if group.get("momentum"):
             return float(group["momentum"]), bool(group.get("nesterov"))
     return None, False
 
 
-def _taker_of(optimizer: Optional[Optimizer]) -> Optional[Momentum]:
-    """Return the object that applies the momentum of an optimizer now."""
-    return next((momentum for momentum in _in_use if momentum.optimizer is optimizer), None)
-
-
-def _require_same(groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError if parameter groups differ in momentum or nesterov."""
-    kinds = sorted({(group["momentum"], group["nesterov"]) for group in groups})
-    if len(kinds) > 1:
-        raise ValueError(
-            "the optimizer's parameter groups must have the same momentum and nesterov, got "
-            f"{kinds}"
-        )
-
-
 class Momentum:
-    """Applies momentum mu instead of an optimizer, and sets the optimizer's own momentum to 0.
-
-    The optimizer's `state_dict` still contains the momentum that the user has set.
+    """Applies momentum mu instead of an optimizer, whose own momentum is 0 during its step.
 
     Parameters
     ----------
     optimizer : Optimizer
-    mu : float
     has_nesterov : mapping of str to bool
         For each parameter name, whether it has Nesterov momentum or classic momentum.
+
+    Attributes
+    ----------
+    mu : float
+        The optimizer's momentum at the last `follow`, or in the checkpoint that was loaded since.
+    state : dict
+        The momentum of uncompressed gradients and of the weight decay, by parameter name.
 
     Raises
     ------
@@ -73,54 +61,80 @@ class Momentum:
         its parameter groups have different momentum, or another object applies its momentum.
     """
 
-    def __init__(self, optimizer: Optimizer, mu: float, has_nesterov: Mapping[str, bool]) -> None:
+    def __init__(self, optimizer: Optimizer, has_nesterov: Mapping[str, bool]) -> None:
         require_linear(optimizer, [torch.optim.SGD])
-        if _taker_of(optimizer) is not None:
+        if any(momentum.optimizer is optimizer for momentum in _in_use):
             raise ValueError(
                 "an earlier CompressionState applies the momentum of this optimizer: call its "
                 "close() first"
             )
-        _require_same(optimizer.param_groups)
-        for group in optimizer.param_groups:
+        for group in param_groups(optimizer):
             for key in ("dampening", "maximize"):
                 if group.get(key):
                     raise ValueError(f"momentum is applied without {key}, got {group[key]}")
-        self.mu, self.optimizer, self._has_nesterov = mu, optimizer, has_nesterov
-        self.given = {"momentum": mu, "nesterov": bool(optimizer.param_groups[0].get("nesterov"))}
+        self.optimizer, self._has_nesterov = optimizer, has_nesterov
+        self._taken: List[float] = []  # the groups' momentum, while the optimizer steps
+        self.mu = self._current()
         self.state: Dict[str, Dict[str, torch.Tensor]] = {"gradient": {}, "weight_decay": {}}
-        self._take()
+        self._loaded = True  # whether the optimizer may have momentum of its own
+        self._handle = optimizer.register_load_state_dict_post_hook(self._set_loaded)
         _in_use.add(self)
-        self._handles = (
-            optimizer.register_state_dict_post_hook(self._saved),
-            optimizer.register_load_state_dict_post_hook(self._loaded),
-        )
 
-    def _take(self) -> None:
-        for group in param_groups(self.optimizer):
-            group.update(momentum=0.0, nesterov=False)
+    def _set_loaded(self, optimizer: Optimizer) -> None:
+        self._loaded = True
+
+    def _current(self) -> float:
+        """Return the momentum that the parameter groups have now."""
+        self.after_step()  # if the last step has failed
+        groups = param_groups(self.optimizer)
+        kinds = sorted({(group["momentum"], group["nesterov"]) for group in groups})
+        if len(kinds) > 1:
+            raise ValueError(
+                "the optimizer's parameter groups must have the same momentum and nesterov, got "
+                f"{kinds}"
+            )
+        mu = float(kinds[0][0])
+        if not mu > 0:
+            raise ValueError(
+                f"the optimizer's momentum must stay above 0 while compression applies it, got {mu}"
+            )
+        return mu
+
+    def follow(self) -> float:
+        """Use the momentum that the optimizer has now for the next step, and return it."""
+        mu, before = self._current(), self.mu
+        if mu != before:
+            for w in self.state["weight_decay"].values():
+                w.mul_(mu / before)
+            self.mu = mu
+        return mu
+
+    def take_loaded(
+        self, parameters: Mapping[str, torch.nn.Parameter]
+    ) -> Optional[Dict[str, torch.Tensor]]:
+        """Take over the momentum that the optimizer has applied itself so far, by parameter name.
+
+        It is there after a plain checkpoint was loaded. None: nothing was loaded since the last
+        call.
+        """
+        if not self._loaded:
+            return None
+        self._loaded, buffers = False, {}
+        for name, parameter in parameters.items():
+            buffer = self.optimizer.state.get(parameter, {}).pop(_BUFFER, None)
+            if buffer is not None:
+                buffers[name] = buffer
+        return buffers
+
+    def add(self, name: str, buffer: torch.Tensor) -> None:
+        """Add to the momentum of a parameter whose gradient is sent uncompressed."""
+        self._of("gradient", name, buffer).add_(buffer)
 
     def give_back(self) -> None:
         """Let the optimizer apply its own momentum again."""
         _in_use.discard(self)
-        for handle in self._handles:
-            handle.remove()
-        for group in param_groups(self.optimizer):
-            group.update(self.given)
-
-    def _saved(self, optimizer: Optimizer, state_dict: Dict[str, Any]) -> None:
-        """Put the user's momentum into the optimizer's state_dict."""
-        for group in state_dict["param_groups"]:
-            group.update(self.given)
-
-    def _loaded(self, optimizer: Optimizer) -> None:
-        others = {group["momentum"] for group in param_groups(optimizer)} - {0.0, self.mu}
-        if others:
-            logger.warning(
-                "the loaded state of the optimizer has momentum %s; compression still applies %s",
-                others.pop(),
-                self.mu,
-            )
-        self._take()
+        self._handle.remove()
+        self.after_step()
 
     def before_step(
         self, parameters: Iterable[Tuple[str, torch.nn.Parameter]], exempted: Collection[str]
@@ -133,25 +147,44 @@ class Momentum:
             The optimizer's parameters, with their names.
         exempted : collection of str
             The names of parameters whose compressor applies no momentum.
+
+        Raises
+        ------
+        ValueError
+            The optimizer's momentum was changed after the gradients were compressed.
         """
-        groups = param_groups(self.optimizer)
-        if any(group["momentum"] for group in groups):
-            logger.warning(
-                "the optimizer's momentum is set to 0 again, because compression applies it"
-            )
-            self._take()
+        mu = self._current()
         decay = {
             parameter: group.get("weight_decay", 0.0)
-            for group in groups
+            for group in param_groups(self.optimizer)
             for parameter in group["params"]
         }
         with torch.no_grad():
             for name, parameter in parameters:
                 if parameter.grad is None or parameter not in decay:
                     continue
+                if mu != self.mu:
+                    raise ValueError(
+                        f"the optimizer's momentum was changed from {self.mu} to {mu} between "
+                        "backward and step, but compression has applied it: change it after the "
+                        "step, as PyTorch's schedulers do"
+                    )
                 if name in exempted:
                     self._add_to_gradient(name, parameter.grad)
                 self._add_weight_decay(name, parameter, decay[parameter])
+
+    def take(self) -> None:
+        """Set the optimizer's own momentum to 0, until `after_step`."""
+        groups = param_groups(self.optimizer)
+        self._taken = self._taken or [group["momentum"] for group in groups]
+        for group in groups:
+            group["momentum"] = 0.0
+
+    def after_step(self) -> None:
+        """Give the parameter groups the momentum back that `take` has set to 0."""
+        for group, mu in zip(param_groups(self.optimizer), self._taken):
+            group["momentum"] = group["momentum"] or mu
+        self._taken = []
 
     def _of(self, kind: str, name: str, like: torch.Tensor) -> torch.Tensor:
         """Return the state of this kind and name; zeros at first."""

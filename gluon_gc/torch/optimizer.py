@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, ContextManager, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
+from typing import Any, ContextManager, Iterable, Iterator, Mapping, Optional, Tuple, Union
 
 import torch
 from torch.optim import Optimizer
@@ -66,14 +66,7 @@ class Averaging(Distributed):
     def _step_supports_amp_scaling(self) -> bool:
         """Wait for the averages. GradScaler.step reads this attribute before it unscales them."""
         self._averager.synchronize()
-        return getattr(super(), "_step_supports_amp_scaling", False)
-
-    def contents(self) -> Dict[str, Any]:
-        contents, momentum = super().contents(), self._averager.state.momentum
-        if momentum is not None:
-            groups = [{**group, **momentum.given} for group in contents["param_groups"]]
-            contents = {**contents, "param_groups": groups}
-        return contents
+        return False  # momentum is applied to unscaled averages, before the optimizer's step
 
 
 def DistributedOptimizer(

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, List, Mapping, Optional, Sequence, Tuple
+from collections import OrderedDict
+from functools import partial, wraps
+from types import MethodType
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
-Arguments = Optional[Tuple[Tuple[Any, ...], dict]]
+Arguments = Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]
+Hook = Callable[[Optimizer, Any, Any], Arguments]
 
 _WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer"}  # of Accelerate and of Lightning
+_UNSCALES = "_step_supports_amp_scaling"  # GradScaler reads this attribute of an optimizer
 
 
 def unwrapped(optimizer: Any) -> Any:
     """Return the optimizer that Accelerate or Lightning has wrapped, or the argument itself.
 
-    A wrapper has the parameter groups of its optimizer, but not its hooks.
+    A wrapper has the parameter groups of its optimizer, but not its hooks. None is returned as it
+    is. Anything else that is no Optimizer is a TypeError.
     """
     while any(kind.__name__ in _WRAPPERS for kind in type(optimizer).__mro__):
         optimizer = optimizer.optimizer
+    if not isinstance(optimizer, (Optimizer, type(None))):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}: if it "
+            "wraps an optimizer, pass that one"
+        )
     return optimizer
 
 
 def param_groups(optimizer: Optimizer) -> List[dict]:
     """Return an optimizer's parameter groups without the side effects of reading its attribute."""
-    return vars(optimizer)["param_groups"]
+    contents = vars(optimizer)  # without it, the attribute is a property of a class like Lookahead
+    return contents["param_groups"] if "param_groups" in contents else optimizer.param_groups
 
 
 def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> None:
@@ -52,20 +80,126 @@ def with_closure(args: Sequence[Any], kwargs: Mapping[str, Any], closure: Any) -
     return (args[0], closure, *args[2:]), dict(kwargs)
 
 
-def before_step(optimizer: Optimizer, action: Callable[[], None]) -> RemovableHandle:
-    """Call `action` before each step, or after each call of the step's closure."""
+def watch_steps(
+    before: Optional[Hook] = None,
+    after: Optional[Hook] = None,
+    optimizer: Optional[Optimizer] = None,
+) -> Callable[[], None]:
+    """Call `before` and `after` around each step of an optimizer, or of all optimizers.
 
-    def hook(optimizer: Optimizer, args: Tuple[Any, ...], kwargs: dict) -> Arguments:
+    Some optimizers, such as Lookahead, do not call `Optimizer.__init__`, so PyTorch calls no hooks
+    in their steps. If such an optimizer is given, its `step` calls hooks from now on, also those
+    that watch all optimizers.
+
+    Parameters
+    ----------
+    before, after : callable, optional
+        Hooks for `Optimizer.register_step_pre_hook` and `register_step_post_hook`. The hook `after`
+        is not called if the step raises an error.
+    optimizer : Optimizer, optional
+        Default: all optimizers.
+
+    Returns
+    -------
+    callable
+        It removes the hooks.
+    """
+    register_before, register_after = (
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
+    )
+    if optimizer is not None:
+        _let_step_call_hooks(optimizer)
+        register_before = optimizer.register_step_pre_hook
+        register_after = optimizer.register_step_post_hook
+    pairs = (register_before, before), (register_after, after)
+    return partial(_remove, [register(hook) for register, hook in pairs if hook is not None])
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _let_step_call_hooks(optimizer: Optimizer) -> None:
+    """Do for one optimizer what `Optimizer.__init__` does for its class, if nobody has done it."""
+    contents = vars(optimizer)
+    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        contents.setdefault(hooks, OrderedDict())
+    step = optimizer.step  # of the class, or a scheduler's wrapper of it
+    if getattr(type(optimizer).step, "hooked", False) or getattr(step, "hooked", False):
+        return
+
+    @wraps(step)
+    def own_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    hooked = Optimizer.profile_hook_step(own_step)
+    hooked.hooked = True
+    contents["step"] = MethodType(hooked, optimizer)  # a scheduler needs a method
+
+
+def around_update(
+    optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
+) -> Callable[[], None]:
+    """Call `before` when an optimizer is about to use the gradients, and `after` after its step.
+
+    With a closure, `before` is called after each call of the closure. SAM and Lookahead have base
+    optimizers with the same parameter groups. A script may step such a base optimizer itself, so
+    its steps count too, except within a step of the optimizer.
+
+    GradScaler lets fused optimizers unscale gradients and skip steps themselves. This optimizer no
+    longer does so: `before` sees gradients that are finite and unscaled.
+
+    Returns
+    -------
+    callable
+        It undoes this.
+    """
+    stepping: List[Optimizer] = []  # at most the outermost one
+
+    def begins(inner: Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Arguments:
+        if stepping not in ([], [inner]):
+            return None
+        stepping[:] = [inner]
         closure = closure_of(args, kwargs)
         if closure is None:
-            action()
+            before()
             return None
 
-        def closure_and_action() -> Any:
+        def closure_and_before() -> Any:
             loss = closure()
-            action()
+            before()
             return loss
 
-        return with_closure(args, kwargs, closure_and_action)
+        return with_closure(args, kwargs, closure_and_before)
 
-    return optimizer.register_step_pre_hook(hook)
+    def ends(inner: Optimizer, args: Any, kwargs: Any) -> None:
+        if stepping == [inner]:
+            stepping.clear()
+            after()
+
+    # A script may compile a whole step, but torch.compile cannot trace the hooks.
+    hooks = tuple(map(torch.compiler.disable, (begins, ends)))
+    optimizers = list(_with_bases(optimizer))
+    removals = [watch_steps(*hooks, optimizer=each) for each in optimizers]
+    unscaling = [vars(each) for each in optimizers if vars(each).get(_UNSCALES)]
+    for contents in unscaling:
+        contents[_UNSCALES] = False
+
+    def undo() -> None:
+        for remove in removals:
+            remove()
+        for contents in unscaling:
+            contents[_UNSCALES] = True
+
+    return undo
+
+
+def _with_bases(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Yield an optimizer, and the optimizers in its attributes that share its parameter groups."""
+    yield optimizer
+    groups = set(map(id, param_groups(optimizer)))
+    for base in vars(optimizer).values():
+        if isinstance(base, Optimizer) and groups.intersection(map(id, param_groups(base))):
+            yield from _with_bases(base)

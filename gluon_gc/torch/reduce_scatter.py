@@ -16,6 +16,7 @@ from .coding import Buffers, codings
 from .collectives import ToOwners
 from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
 from .job import Job
+from .scaler import ScaleWatch
 from .sharded_compression import Unit
 from .shards import Shards
 from .small_residuals import Scratch, SmallResiduals, small_residuals
@@ -38,6 +39,10 @@ class ReduceScatter(Unit):
         The dtype of the gradients that FSDP will pass, for `empty_state`.
     scratch : Scratch, optional
         If given, residuals are kept in 8 bits.
+    grad_scaler : GradScaler, optional
+        The scaler of the loss. Gradients are unscaled while they are compressed.
+    scale_watch : ScaleWatch, optional
+        It watches unknown scalers while this object exists.
     """
 
     def __init__(
@@ -46,9 +51,11 @@ class ReduceScatter(Unit):
         shards: Shards,
         dtype: torch.dtype,
         scratch: Optional[Scratch] = None,
+        grad_scaler: Optional[torch.amp.GradScaler] = None,
+        scale_watch: Optional[ScaleWatch] = None,
     ) -> None:
         self._parameters, self.shards, self._dtype = parameters, shards, dtype
-        self._scratch = scratch
+        self._scratch, self._grad_scaler, self._scale_watch = scratch, grad_scaler, scale_watch
         self._residuals: List[SmallResiduals] = []
         self._steps = 0
         self.undo = Undo(parameters, self._take_back, self._in_use)
@@ -87,8 +94,10 @@ class ReduceScatter(Unit):
         continues = self._begin()
         rows = staging.Staged(self.shards.split_all(input_tensor))
         shards = staging.Staged(self.shards.split(rank, output_tensor))
-        self._run(Job(rows, _scale(op, workers), {}, continues=continues), Job(shards, 1.0, {}))
-        shards.finish(1.0)
+        loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
+        scale = _scale(op, workers) / loss_scale
+        self._run(Job(rows, scale, {}, continues=continues), Job(shards, 1.0, {}))
+        shards.finish(loss_scale)
 
     def _begin(self) -> Set[str]:
         """Begin a step; return the shards that continue one, which add several backward passes."""

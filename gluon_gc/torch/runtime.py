@@ -6,7 +6,7 @@ import gc
 import itertools
 import time
 from datetime import timedelta
-from typing import Optional
+from typing import Union
 
 import torch.distributed as dist
 
@@ -18,7 +18,7 @@ _GLOO_CLEANUP_SECONDS = 0.1
 _rounds = itertools.count()  # numbers the calls of init, so that each has its own store keys
 
 
-def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
+def init(lazy: bool = True, timeout: Union[None, float, timedelta] = None) -> None:
     """Connect to the other workers of the job, unless this was done already.
 
     The workers are started by torchrun, bpslaunch, mpirun or SLURM's srun. A process without a
@@ -28,17 +28,24 @@ def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
     ----------
     lazy : bool
         Accepted for BytePS's sake, without effect.
-    timeout : timedelta, optional
-        The time after which a collective gives up, at most GLUON_GC_TIMEOUT. Default: the timeout
-        of torch.distributed.
+    timeout : float or timedelta, optional
+        The time after which a collective gives up, in seconds. Default: the longer one of
+        GLUON_GC_TIMEOUT and the timeout that the script gave `init_process_group`, if any; else
+        the default of torch.distributed.
 
     Raises
     ------
+    ValueError
+        The timeout is not above 0.
     ConfigurationError
         The environment says that there are other workers, but not how to reach them.
     ConnectionError
         Other workers did not connect within GLUON_GC_CONNECT_TIMEOUT.
     """
+    if timeout is not None and not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)
+    if timeout is not None and timeout <= timedelta(0):
+        raise ValueError(f"timeout must be above 0, got {timeout.total_seconds()} s")
     groups.ask_for(timeout)
     if env.get("BYTEPS_TRACE_ON"):
         logger.warning("BYTEPS_TRACE_ON has no effect with PyTorch: use torch.profiler")

@@ -70,9 +70,13 @@ def load(
     resharding.warn(len(workers) if several else exchange.workers, exchange.workers)
     params = state.gradients.compression.params
     chosen = resharding.of_this_worker(exchange, params, arrays, several)
-    apply(exchange, state.momentum, chosen)
     header = workers[0].header
+    if header["momentum"] is not None:
+        steps.compression.set_momentum(header["momentum"])  # the unit of dgc's momentum
+    apply(exchange, state.momentum, chosen)
     steps.count, steps.rates.last = header["steps"], dict(header["learning_rates"])
+    if state.momentum is not None:
+        state.momentum.mu = header["momentum"]
     steps.undo.clear()
 
 
@@ -133,9 +137,12 @@ def _described(state: CompressionState) -> Dict[str, Any]:
 def _check(state: CompressionState, states: States, strict: bool) -> None:
     """Raise ValueError unless a state_dict fits."""
     here = _described(state)
-    for key in ("momentum", "machines"):
-        fitting.check(NOUN, key, states.header[key], here[key])
-    there = states.header["parameters"]
+    fitting.check(NOUN, "machines", states.header["machines"], here["machines"])
+    mu = states.header["momentum"]
+    if (mu is None) != (here["momentum"] is None):
+        fitting.check(NOUN, "momentum", mu, here["momentum"])
+    there = [_without_mu(description) for description in states.header["parameters"]]
+    here["parameters"] = [_without_mu(description) for description in here["parameters"]]
     names = state_dicts.check_parameters(there, here["parameters"], strict)
     if not resharding.has_layout_of_this_worker(state.exchange, states.header):
         return
@@ -143,6 +150,15 @@ def _check(state: CompressionState, states: States, strict: bool) -> None:
     layout = coder_states.worker_layout(state.exchange.chunks)
     expected = {place: entry for place, entry in layout.items() if place.tensor in names}
     fitting.check_arrays(NOUN, found, expected, names, strict)
+
+
+def _without_mu(description: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return a parameter's description with "mu" as a bool: whether there is momentum.
+
+    The value of the momentum may change during training.
+    """
+    compression = description["compression"]
+    return {**description, "compression": {**compression, "mu": compression["mu"] is not None}}
 
 
 def apply(exchange: Exchange, momentum: Optional[Momentum], arrays: Arrays) -> None:

@@ -99,7 +99,7 @@ def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[
 def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:
     """Return facts about an optimizer that must be the same on all workers.
 
-    `mu` is the momentum that is applied instead of the optimizer's, which is 0 then.
+    `mu` is the momentum that is applied instead of the optimizer's.
     """
     if optimizer is None:
         return []

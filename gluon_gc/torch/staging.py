@@ -86,7 +86,7 @@ class Staged:
         self.device = next(iter(devices), gpu.CPU)
         self._tensors = {name: tensor.data for name, tensor in tensors.items()}
         self.values: Dict[str, torch.Tensor] = {
-            name: _flat(tensor).to(working_dtype(real_dtype(tensor.dtype)))
+            name: flat(tensor).to(working_dtype(real_dtype(tensor.dtype)))
             for name, tensor in self._tensors.items()
         }
         self._ready = gpu.mark(self.device)
@@ -106,7 +106,7 @@ class Staged:
                     tensor.copy_(shaped(values, tensor))
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
+def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements in the order of their indices, as a view if possible."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())

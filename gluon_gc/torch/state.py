@@ -59,8 +59,9 @@ class CompressionState:
         The optimizer of these parameters, or Accelerate's or Lightning's wrapper of it. These
         options use it:
 
-        - "momentum" in compression_params: the compressor applies the optimizer's momentum, which
-          is set to 0 in the parameter groups. The compressor "dgc" does so without this option.
+        - "momentum" in compression_params: the compressor applies the momentum that the parameter
+          groups have in each step. During the optimizer's step it is 0 there. The compressor "dgc"
+          does so without this option.
         - "ef" (error feedback) "corrected" or "sparse": a new learning rate rescales the residual.
         - on_nonfinite="skip": the optimizer's step is skipped.
         - the compressor "auto": it chooses other compressors for Adam.
@@ -77,7 +78,8 @@ class CompressionState:
         affected chunk (a slice that is compressed as a unit) restart from zero.
     grad_scaler : torch.amp.GradScaler, optional
         The scaler of the loss. Gradients are divided by its scale before compression, and the
-        averages are multiplied by it again. Instead of on_nonfinite, the scaler then reacts to NaNs
+        averages are multiplied by it again. Without it, a change of the scale is an error if there
+        are residuals or momentum. Instead of on_nonfinite, the scaler then reacts to NaNs
         and infinities: it skips the optimizer's step.
 
     Attributes
@@ -127,7 +129,7 @@ class CompressionState:
         )
         require_optimizer(requested.values(), optimizer)
         applies_momentum = any(params.mu is not None for params in requested.values())
-        self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
+        self.momentum = Momentum(optimizer, has_nesterov) if applies_momentum else None
         self._copied, self._group = None, process_group
         # The scaler itself skips steps with a NaN. So the exchange must report them, not raise.
         action = on_nonfinite if grad_scaler is None else "skip"
@@ -336,7 +338,7 @@ class CompressionState:
         self.gradients.resume()
 
     def close(self) -> None:
-        """Stop the exchange's threads, and give the optimizer's groups their `momentum` back.
+        """Stop the exchange's threads, and let the optimizer apply its momentum again.
 
         The state cannot average gradients any more.
         """

@@ -33,14 +33,10 @@ from typing import (
 import torch
 from torch.autograd import Variable
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from ..log import logger
 from . import gpu
-from .optimizer_hooks import Arguments, closure_of, param_groups, with_closure
+from .optimizer_hooks import Arguments, closure_of, param_groups, watch_steps, with_closure
 
 _FIRST = 4096  # elements that `is_nonzero` reads before it reads all
 
@@ -260,8 +256,9 @@ class Undo:
             if undo:
                 undo._after_step(optimizer)
 
-        handles = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
-        self._end = weakref.finalize(self, _remove, handles)
+        # A script may compile a whole step, but torch.compile cannot trace the hooks.
+        hooks = map(torch.compiler.disable, (before, after))
+        self._end = weakref.finalize(self, watch_steps(*hooks))
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
         """Mark the averages that a step applies. With a closure, it is known after the step."""
@@ -351,11 +348,6 @@ class Undo:
 
 def _item(values: Callable[[], torch.Tensor], i: int) -> bool:
     return bool(values()[i])
-
-
-def _remove(handles: Iterable[Any]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def is_nonzero(gradient: Optional[torch.Tensor]) -> torch.Tensor:

@@ -1049,12 +1049,12 @@ def closing_gives_momentum_back():
     for _ in range(2):  # a second state works like the first
         state = bps.CompressionState(net.named_parameters(), ONEBIT, optimizer)
         (group,) = optimizer.param_groups
-        assert (group["momentum"], group["nesterov"]) == (0.0, False)
+        assert {key: group[key] for key in given} == given
         (saved,) = optimizer.state_dict()["param_groups"]
         assert {key: saved[key] for key in given} == given
         with logged() as lines:
             optimizer.load_state_dict(optimizer.state_dict())
-        assert optimizer.param_groups[0]["momentum"] == 0.0 and not lines
+        assert optimizer.param_groups[0]["momentum"] == 0.9 and not lines
         state.close()
         (group,) = optimizer.param_groups
         assert {key: group[key] for key in given} == given
@@ -1065,13 +1065,6 @@ def closing_gives_momentum_back():
     fresh.load_state_dict(optimizer.state_dict())  # before a state exists
     bps.CompressionState(net.named_parameters(), ONEBIT, fresh).close()
     del ddp
-    with logged() as lines:
-        state = bps.CompressionState(net.named_parameters(), ONEBIT, optimizer)
-        changed = optimizer.state_dict()
-        changed["param_groups"][0]["momentum"] = 0.5
-        optimizer.load_state_dict(changed)
-    assert any("has momentum 0.5; compression still applies 0.9" in line for line in lines)
-    state.close()
 
 
 def whole_numbers_of_numpy():
@@ -1154,6 +1147,34 @@ def a_time_out_of_init_reaches_all_groups():
     bps.shutdown()
     bps.init(timeout=timedelta(seconds=2))
     a_worker_that_does_not_come_is_given_up()
+
+
+def a_longer_time_out_of_the_script_is_kept():
+    """Needs GLUON_GC_TIMEOUT=1. Worker 1 is late, and later it does not come."""
+    store, rank, size = dist.distributed_c10d._get_default_store(), bps.rank(), bps.size()
+    bps.shutdown()
+    raised(ValueError, "timeout must be above 0, got -1.0 s", lambda: bps.init(timeout=-1))
+    store = dist.PrefixStore("of the script", store)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
+    )
+    bps.init()
+    net, optimizer, ddp, state = wrapped(ONEBIT)
+    if rank == 1:
+        time.sleep(2.5)
+    train(net, optimizer, ddp, range(2))
+    if rank == 1:
+        time.sleep(1.5)
+    assert bps.push_pull(torch.ones(1)) == 1
+    bps.shutdown()
+    bps.init(timeout=1)
+    bps.push_pull(torch.ones(1))
+    if rank == 0:
+        said = "worker 0 waits until all workers call push_pull, but worker 1 did not come: "
+        raised(RuntimeError, said, lambda: bps.push_pull(torch.ones(1)))
+    else:
+        time.sleep(4)
+    os._exit(0)
 
 
 # Missing workers

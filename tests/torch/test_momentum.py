@@ -37,7 +37,7 @@ def applied(compression, overrides, optimizer=torch.optim.SGD, nesterov=False):
     sgd = optimizer(named.values(), lr=0.1, momentum=MU, nesterov=nesterov)
     mu, of_optimizer = momentum_of(sgd)
     rules = chosen_params(named, compression, overrides, mu, of_optimizer).nesterov
-    momentum = Momentum(sgd, mu, rules)
+    momentum = Momentum(sgd, rules)
     result = {name: [] for name in named}
     for step in range(STEPS):
         for name, parameter in named.items():
@@ -75,7 +75,7 @@ def test_an_optimizer_whose_update_is_not_linear_keeps_its_momentum():
     named = parameters()
     optimizer = torch.optim.RMSprop(named.values(), momentum=MU)
     with pytest.raises(ValueError, match="momentum of SGD, but not that of RMSprop, whose"):
-        Momentum(optimizer, MU, dict.fromkeys(named, True))
+        Momentum(optimizer, dict.fromkeys(named, True))
 
 
 class Own(torch.optim.SGD):

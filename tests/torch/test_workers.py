@@ -64,6 +64,19 @@ LOOPS = (
     "residuals_are_of_the_same_elements_in_every_memory_format",
     "numbers_of_every_kind",
 )
+OPTIMIZERS = (
+    "momentum_follows_a_schedule",
+    "momentum_follows_a_script_that_reads_its_own_value",
+    "momentum_that_cannot_be_followed_is_refused",
+    "a_checkpoint_continues_a_schedule_of_momentum",
+    "momentum_of_a_plain_checkpoint_is_taken_over",
+    "fused_optimizers_with_a_scaler",
+    "a_step_that_a_scaler_skips_moves_no_momentum",
+    "residuals_are_in_units_of_the_loss",
+    "steps_that_call_no_hooks_are_skipped",
+    "steps_that_call_no_hooks_are_averaged",
+    "what_is_no_optimizer_is_refused",
+)
 DIFFERENCES = (
     "single_tensors_that_differ_are_refused",
     "checkpoints_that_differ_are_refused_by_all",
@@ -113,7 +126,11 @@ def run_torchrun(*arguments, workers=2, file=HERE / "jobs.py", **variables):
     return done.stdout
 
 
-@pytest.mark.parametrize("jobs", [OF_DDP, OTHERS, LOOPS], ids=["ddp", "others", "loops"])
+@pytest.mark.parametrize(
+    "jobs",
+    [OF_DDP, OTHERS, LOOPS, OPTIMIZERS],
+    ids=["ddp", "others", "loops", "optimizers"],
+)
 def test_two_workers(jobs):
     run(",".join(jobs))
 
@@ -128,6 +145,7 @@ def test_two_workers_of_torchrun():
         ("a_late_worker_is_named", {"GLUON_GC_STALL_SECONDS": "1"}),
         ("a_worker_that_does_not_come_is_given_up", {"GLUON_GC_TIMEOUT": "2"}),
         ("a_time_out_of_init_reaches_all_groups", {}),
+        ("a_longer_time_out_of_the_script_is_kept", {"GLUON_GC_TIMEOUT": "1"}),
     ],
 )
 def test_workers_that_do_not_come_are_named_and_given_up(job, variables):

@@ -1,0 +1,400 @@
+"""Training loops with schedules, scalers and unusual optimizers, as jobs of two workers.
+
+Each loop is compared with DistributedDataParallel. Compression sends all elements there, so that
+the weights must be equal but for rounding.
+"""
+
+import copy
+import functools
+from collections import OrderedDict, defaultdict
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+import gluon_gc.torch as bps
+from gluon_gc.torch.cross_barrier import CrossBarrier
+from tests.torch.common import Net, assert_alike, flat, loss_of, raised, sgd
+
+LOSSLESS = {"compressor": "topk", "k": 10**6, "momentum": "nesterov"}
+DGC = {"compressor": "dgc", "k": 1 - 1e-7, "momentum_masking": False}  # nearly all elements
+STEPS = 6
+CYCLE = dict(max_lr=0.5, total_steps=STEPS + 2, base_momentum=0.5, max_momentum=0.95)
+
+
+class Run:
+    """A network, its optimizer, and the model that averages; `compress` may be called later."""
+
+    def __init__(self, make_optimizer=sgd):
+        self.net = Net()
+        self.optimizer, self.model, self.state = make_optimizer(self.net), self.net, None
+
+    def with_hook(self, params=None, **more):
+        self.model = DistributedDataParallel(self.net, **more.pop("ddp", {}))
+        if params is not None:
+            named = self.net.named_parameters()
+            self.state = bps.CompressionState(named, params, self.optimizer, **more)
+            self.model.register_comm_hook(self.state, bps.compression_hook)
+        return self
+
+    def with_optimizer(self, params, **more):
+        named = self.net.named_parameters()
+        self.optimizer = bps.DistributedOptimizer(
+            self.optimizer, named, compression_params=params, **more
+        )
+        self.state = self.optimizer.compression_state
+        return self
+
+    def across_barriers(self, params):
+        named = self.net.named_parameters()
+        self.optimizer = CrossBarrier(self.net, self.optimizer, named, params, num_steps=STEPS)
+        self.state = self.optimizer._averager.state
+        return self
+
+    def steps(self, numbers, scheduler=None):
+        for step in numbers:
+            self.optimizer.zero_grad()
+            loss_of(self.model, step).backward()
+            self.optimizer.step()
+            if scheduler:
+                scheduler.step()
+
+    def train(self, scheduler_of=None):
+        """Train, close the state, and return the weights."""
+        self.steps(range(STEPS), scheduler_of and scheduler_of(self.optimizer))
+        return self.weights()
+
+    def weights(self):
+        weights = flat(self.net)
+        if self.state is not None:
+            self.state.close()
+        return weights
+
+    def load(self, saved):
+        model, optimizer = copy.deepcopy(saved)
+        self.net.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
+        return self
+
+
+def assert_close(own, expected, atol=1e-6):
+    assert torch.allclose(own, expected, atol=atol), (own - expected).abs().max()
+
+
+# Momentum that changes
+
+
+def momentum_follows_a_schedule():
+    cycle = functools.partial(OneCycleLR, **CYCLE)
+    for nesterov in (True, False):
+        make = functools.partial(sgd, nesterov=nesterov)
+        expected = Run(make).with_hook().train(cycle)
+        ignored = Run(make).with_hook().train(functools.partial(cycle, cycle_momentum=False))
+        assert (expected - ignored).abs().max() > 0.03
+        dgc = Run(make).with_hook(DGC).train(cycle)  # in the optimizer's form of momentum
+        assert_close(dgc, expected, 3e-3)
+        if nesterov:
+            for overrides in (None, {"*.bias": None}, {"second.*": None, "*.bias": None}):
+                assert_close(
+                    Run(make).with_hook(LOSSLESS, overrides=overrides).train(cycle), expected
+                )
+            assert_close(Run(make).with_optimizer(LOSSLESS).train(cycle), expected)
+            assert_close(Run(make).across_barriers(LOSSLESS).train(cycle), expected)
+
+
+class _Relative(LambdaLR):
+    """A warm-up that raises the momentum that the optimizer has."""
+
+    def step(self):
+        super().step()
+        for group in self.optimizer.param_groups:
+            group["momentum"] = min(group["momentum"] + 0.1, 0.95)
+
+
+def momentum_follows_a_script_that_reads_its_own_value():
+    make = functools.partial(sgd, momentum=0.5)
+    warm_up = functools.partial(_Relative, lr_lambda=lambda epoch: 1.0)
+    expected = Run(make).with_hook().train(warm_up)
+    assert_close(Run(make).with_hook(LOSSLESS).train(warm_up), expected)
+
+
+def momentum_that_cannot_be_followed_is_refused():
+    run = Run().with_hook(LOSSLESS)
+
+    def step_with(momentum):
+        run.optimizer.zero_grad()
+        loss_of(run.model, 0).backward()
+        (group,) = run.optimizer.param_groups
+        group["momentum"] = momentum
+        run.optimizer.step()
+
+    step_with(0.9)
+    raised(ValueError, "was changed from 0.9 to 0.8 between", lambda: step_with(0.8))
+    step_with(0.8)
+    raised(ValueError, "must stay above 0 while", lambda: step_with(0.0))
+    run.state.close()
+
+
+def a_checkpoint_continues_a_schedule_of_momentum():
+    for params in (LOSSLESS, DGC):
+        run = Run().with_hook(params, overrides={"*.bias": None})
+        schedule = OneCycleLR(run.optimizer, **CYCLE)
+        run.steps(range(3), schedule)
+        saved = copy.deepcopy((run.net.state_dict(), run.optimizer.state_dict()))
+        state, position = copy.deepcopy((run.state.state_dict(), schedule.state_dict()))
+        run.steps(range(3, STEPS), schedule)
+        again = Run().with_hook(params, overrides={"*.bias": None})
+        schedule = OneCycleLR(again.optimizer, **CYCLE)
+        again.load(saved).state.load_state_dict(state)
+        schedule.load_state_dict(position)
+        again.steps(range(3, STEPS), schedule)
+        assert torch.equal(again.weights(), run.weights())
+
+
+def momentum_of_a_plain_checkpoint_is_taken_over():
+    for nesterov in (True, False):
+        make = functools.partial(sgd, nesterov=nesterov)
+        params, atol = (LOSSLESS, 1e-6) if nesterov else (DGC, 3e-3)
+        first = Run(make).with_hook()
+        first.train()
+        saved = copy.deepcopy((first.net.state_dict(), first.optimizer.state_dict()))
+        expected = first.train()
+        without = Run(make).with_hook(params).load((saved[0], make(first.net).state_dict()))
+        assert (expected - without.train()).abs().max() > 0.02
+        for overrides in (None, {"*.bias": None}):
+            before = Run(make).load(saved).with_hook(params, overrides=overrides)
+            after = Run(make).with_hook(params, overrides=overrides).load(saved)
+            assert_close(before.train(), expected, atol)
+            assert_close(after.train(), expected, atol)
+            own = Run(make).load(saved).with_optimizer(params, overrides=overrides)
+            assert_close(own.train(), expected, atol)
+    first = Run().with_hook()
+    first.train()
+    half = Run().with_hook(LOSSLESS)
+    if bps.rank() == 0:
+        half.load((first.net.state_dict(), first.optimizer.state_dict()))
+    raised(RuntimeError, "with momentum in the optimizer's state", half.train)
+    half.state.close()
+
+
+# Scaled losses
+
+
+def _scaled(run, scaler, overflow=None):
+    for step in range(STEPS):
+        run.optimizer.zero_grad()
+        loss = loss_of(run.model, step) * (float("inf") if step == overflow else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(run.optimizer)
+        scaler.update()
+    return run.weights()
+
+
+def fused_optimizers_with_a_scaler():
+    def run_of(fused):
+        return Run(functools.partial(sgd, fused=fused, weight_decay=0.1))
+
+    scaler = functools.partial(torch.amp.GradScaler, "cpu", init_scale=1024.0)
+    for overflow in (None, STEPS - 1):
+        for overrides in (None, {"*": None, "second.weight": LOSSLESS}):
+            expected = _scaled(run_of(True).with_hook(), scaler(), overflow)
+            for way in ("with_hook", "with_optimizer"):
+                given, run = scaler(), run_of(True)
+                more = {"overrides": overrides, "grad_scaler": given}
+                getattr(run, way)(LOSSLESS, **more)
+                assert_close(_scaled(run, given, overflow), expected)
+                assert way == "with_optimizer" or run.optimizer._step_supports_amp_scaling
+
+
+def a_step_that_a_scaler_skips_moves_no_momentum():
+    weights = []
+    for fused in (False, True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        run = Run(functools.partial(sgd, fused=fused, weight_decay=0.1))
+        run.with_hook(LOSSLESS, overrides={"*.bias": None}, grad_scaler=scaler)
+        weights.append(_scaled(run, scaler, overflow=3))
+        assert weights[-1].isfinite().all()
+    assert_close(*weights)
+
+
+class Linear(torch.nn.Module):
+    """Its weights are minus the sum of all gradients that were used, if the learning rate is 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(16, 8))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+def _drained_error(run_of, growth_interval, passes):
+    """Return the relative error after zero gradients have emptied the residuals."""
+    net, steps, drain = Linear(), 12, 60
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=growth_interval)
+    model = run_of(net, {"grad_scaler": scaler} if passes else {})
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    generator, expected = torch.Generator().manual_seed(0), torch.zeros(16, 8)
+    for step in range(steps + drain):
+        x = torch.randn(bps.size(), 16, 8, generator=generator) * (step < steps)
+        expected -= x.mean(0)
+        optimizer.zero_grad()
+        scaler.scale(model(x[bps.rank()])).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == steps:
+            scaler.set_growth_interval(10**6)
+    weight = net.weight.detach()
+    weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return ((weight - expected).norm() / expected.norm()).item()
+
+
+def residuals_are_in_units_of_the_loss():
+    feedback = {"compressor": "topk", "k": 0.1, "ef": "vanilla"}
+
+    def sharded(net, scaler):
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(net)
+        bps.compress_reduce_scatter(net, feedback, **scaler)
+        return net
+
+    def hooked(net, scaler):
+        ddp = DistributedDataParallel(net)
+        state = bps.CompressionState(net.named_parameters(), feedback, **scaler)
+        ddp.register_comm_hook(state, bps.compression_hook)
+        return ddp
+
+    for run_of, function in (
+        (sharded, "compress_reduce_scatter"),
+        (hooked, "CompressionState or DistributedOptimizer"),
+    ):
+        assert _drained_error(run_of, 4, passes=True) < 1e-6
+        assert _drained_error(run_of, 10**6, passes=False) < 1e-6
+        said = "has changed from 64.0 to 128.0, but residuals and momentum are in units of the "
+        said += f"old one: pass grad_scaler to {function}"
+        raised(RuntimeError, said, lambda r=run_of: _drained_error(r, 4, passes=False))
+
+
+# Optimizers whose step calls no hooks
+
+
+Plain = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+class Own(torch.optim.Optimizer):
+    """Steps with its own rule, and does not call Optimizer.__init__."""
+
+    def __init__(self, parameters):
+        self.param_groups = [{"params": list(parameters), "lr": 0.1}]
+        self.state, self.defaults = defaultdict(dict), {}
+
+    def step(self, closure=None):
+        loss = closure and closure()
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+        return loss
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Like timm's: a base optimizer, whose parameter groups it shares."""
+
+    def __init__(self, parameters):
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+        self._base_optimizer = torch.optim.SGD(parameters, lr=0.1)
+        self.param_groups = self._base_optimizer.param_groups
+        self.state, self.defaults = defaultdict(dict), {}
+
+    def step(self, closure=None):
+        return self._base_optimizer.step(closure)
+
+
+class LateGroups(torch.optim.Optimizer):
+    """Like lookahead_pytorch's: its parameter groups are a property."""
+
+    def __init__(self, parameters):
+        self.optimizer = torch.optim.SGD(parameters, lr=0.1)
+        self.state, self.defaults = defaultdict(dict), {}
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+class Sam(torch.optim.Optimizer):
+    """Sharpness-aware minimisation without the perturbation: scripts call `second_step`."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, dict(lr=0.1))
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=0.1)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def second_step(self):
+        self.base_optimizer.step()
+
+
+def _made(kind):
+    def make(net):
+        optimizer = kind(net.parameters())
+        if kind is Own:  # a scheduler replaces its `step`, before the hooks come or afterwards
+            LambdaLR(optimizer, lambda epoch: 1.0)
+        return optimizer
+
+    return make
+
+
+def steps_that_call_no_hooks_are_skipped():
+    for kind in (Plain, Own, Lookahead, LateGroups, Sam):
+        for with_closure in (False, True):
+            run = Run(_made(kind)).with_hook({}, on_nonfinite="skip")
+            step = getattr(run.optimizer, "second_step", run.optimizer.step)
+            for number in range(4):
+                factor = float("nan") if number == 2 and bps.rank() else 1.0
+                run.optimizer.zero_grad()
+
+                def closure(run=run, number=number, factor=factor):
+                    loss = loss_of(run.model, number) * factor
+                    loss.backward()
+                    return loss
+
+                if with_closure and kind is not Sam:
+                    step(closure)
+                else:
+                    closure()
+                    step()
+            weights = run.weights()
+            assert weights.isfinite().all()
+            if kind is Plain:
+                expected = weights
+            assert_close(weights, expected)
+            assert not run.optimizer._optimizer_step_pre_hooks
+
+
+def steps_that_call_no_hooks_are_averaged():
+    for kind in (Own, Lookahead, LateGroups, Sam):
+        run = Run(_made(kind)).with_optimizer({})
+        scheduler = LambdaLR(run.optimizer, lambda epoch: 1.0)
+        step = getattr(run.optimizer, "second_step", run.optimizer.step)
+        for number in range(3):
+            run.optimizer.zero_grad()
+            loss_of(run.net, number, short=bool(bps.rank())).backward()
+            step()
+            scheduler.step()
+        assert_alike(run.weights())
+
+
+def what_is_no_optimizer_is_refused():
+    class Wrapper:
+        def __init__(self, optimizer):
+            self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+    net = Net()
+    wrapper, named = Wrapper(sgd(net)), list(net.named_parameters())
+    said = "must be a torch.optim.Optimizer, got Wrapper"
+    raised(TypeError, said, lambda: bps.CompressionState(named, {}, wrapper))
+    raised(TypeError, said, lambda: bps.DistributedOptimizer(wrapper, named))
