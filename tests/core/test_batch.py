@@ -13,9 +13,13 @@ from .compressors import same_states
 SIZES = [1, 64, 1000]
 
 
-def made(name, options):
-    own = {key: value for key, value in options.items() if key not in ("compressor", "seed")}
-    return [kernels.Codec(name, {**own, "ef": "corrected", "mu": 0.9}, n) for n in SIZES]
+def options_of(params, mu):
+    own = {key: value for key, value in params.items() if key not in ("compressor", "seed")}
+    return {**own, "ef": "corrected", "mu": mu}
+
+
+def made(name, params, mu=0.9):
+    return [kernels.Codec(name, options_of(params, mu), n) for n in SIZES]
 
 
 @pytest.mark.parametrize("example", COMPRESSORS)
@@ -28,7 +32,11 @@ def test_a_batch_makes_the_bytes_and_the_state_that_single_calls_make(example):
     rooms = [np.zeros(codec.payload_bytes, np.uint8) for codec in codecs]
     compress = kernels.Batch("compress", codecs, states, rooms)
     decompress = kernels.Batch("decompress", codecs, payloads=[room[None] for room in rooms])
-    for step in range(3):
+    for step in range(4):
+        if step == 3:  # the batch follows a codec's new options
+            alone = made(name, params, mu=0.5)
+            for codec in codecs:
+                codec.set_options(options_of(params, mu=0.5))
         ratios = None if step == 2 else [1.0, 2.0, 1.0]  # no ratios are ratios of 1
         values = [random.standard_normal(n).astype(np.float32) for n in SIZES]
         positions = [kernels.position((3, 4), step * codec.draws) for codec in codecs]

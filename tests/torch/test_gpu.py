@@ -22,6 +22,8 @@ def test_a_gpu_gives_the_bits_of_the_cpu(emulated_gpu):
 
 def test_two_workers_with_gpus(emulated_gpu):
     jobs = "every_dtype,what_is_not_finite,fully_sharded_checkpoint,single_tensors"
+    jobs += ",momentum_of_a_plain_checkpoint_is_taken_over"
+    jobs += ",a_checkpoint_continues_a_schedule_of_momentum"
     run(jobs, EMULATED_GPU=str(emulated_gpu))
 
 
