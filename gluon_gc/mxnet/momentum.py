@@ -81,21 +81,18 @@ class Momentum:
         self._state: Dict[Tuple[int, ...], NDArray] = {}
         self._keeps_earlier = False
         self._earlier: Dict[Tuple[int, ...], NDArray] = {}  # before the last exchange
-        self._spare: Dict[Tuple[int, ...], NDArray] = {}
 
     def keep_earlier(self) -> None:
-        """Let `take_back` undo exchanges from now on, with a second array for each gradient."""
+        """Let `take_back` undo exchanges from now on."""
         self._keeps_earlier = True
 
     def begin(self) -> None:
         """Begin an exchange."""
-        self._spare.update(self._earlier)
         self._earlier = {}
 
     def take_back(self) -> None:
         """Undo all `add_to_gradient` since `begin`."""
-        for key, earlier in self._earlier.items():
-            self._spare[key], self._state[key] = self._state[key], earlier
+        self._state.update(self._earlier)
         self._earlier = {}
 
     def _of(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
@@ -127,11 +124,8 @@ class Momentum:
         if not self._keeps_earlier:
             m *= self.mu
             return m
-        spare = self._spare.pop(key, None)
-        if spare is None or spare.context != m.context:
-            spare = mx.nd.empty(m.shape, m.context, m.dtype)
-        self._earlier[key], self._state[key] = m, spare
-        return mx.nd._internal._mul_scalar(m, scalar=self.mu, out=spare)
+        self._earlier[key], self._state[key] = m, self.mu * m
+        return self._state[key]
 
     def add_weight_decay(
         self, optimizer: Optimizer, params: Sequence[Parameter], rescale: float

@@ -2,8 +2,8 @@
 
 What an exchange changes besides the gradients: residuals, the momentum of compressors, random
 streams, the momentum of uncompressed gradients, and the learning rates of the last exchange. Codecs
-and momentum then have two sets of arrays: an exchange reads one and writes the other. Taking an
-exchange back is a matter of which set is current, so nothing is copied.
+and momentum then have two sets of arrays: an exchange reads one and writes the other. To take an
+exchange back, the set that it has read becomes the current one. Nothing is copied.
 """
 
 from __future__ import annotations

@@ -199,6 +199,7 @@ def averages(arguments):
             for param, gradient in zip(params, gradients):
                 mx.nd.array(gradient, dtype=dtype).copyto(param.grad(context))
         trainer.allreduce_grads()
+        trainer.applied()
         for i, param in enumerate(params):
             for c, context in enumerate(contexts):
                 result[f"g{i}_{step}_{c}"] = param.grad(context).asnumpy()
@@ -340,6 +341,7 @@ def compressed_rows(arguments):
                 gradient = mx.nd.sparse.row_sparse_array((values, ids), shape)
             _give(param, gradient)
             trainer.allreduce_grads()
+            trainer.applied()
             result[f"{name}{step}"] = param.list_grad()[0].tostype("default").asnumpy()
 
     param, trainer = made()
@@ -611,6 +613,7 @@ def shares_of_a_gradient(arguments):
     for step, share in enumerate(arguments["shares"]):
         _backward(params, [np.where(np.arange(size) < share * size, dense, np.float32(0))])
         trainer.allreduce_grads()
+        trainer.applied()
         result[f"g{step}"] = param.grad().asnumpy()
     return result
 
