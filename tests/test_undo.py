@@ -3,6 +3,8 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gluon_gc as bps
 from gluon_gc.mxnet import tensor_states
@@ -19,10 +21,12 @@ EXAMPLES = {name: {**given, "momentum": "nesterov"} for name, given in EXAMPLES.
 EXAMPLES["dgc"] = {"compressor": "dgc", "k": 0.2, "seed": 7}
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    for name, value in VARIABLES.items():
-        monkeypatch.setenv(name, str(value))
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in VARIABLES.items():
+            patch.setenv(name, str(value))
+        yield
 
 
 def leave_out(trainer, kind, batch_size=1):
@@ -75,6 +79,41 @@ def assert_same(ours, expected):
 def test_a_step_that_is_left_out_leaves_no_trace(example, kind):
     compression = EXAMPLES[example]
     assert_same(trained(compression, kind), trained(compression, None))
+
+
+@st.composite
+def loops(draw):
+    """Draw steps: how many parameters have gradients, and the kind of a step that is left out."""
+    kinds = draw(st.lists(st.sampled_from([None, *KINDS]), min_size=1, max_size=7))
+    after_unapplied = [False, *(kind == "unapplied" for kind in kinds)]
+    # After an unapplied step, its averages would count as fresh gradients of missing layers.
+    full = [kind == "unapplied" or after for kind, after in zip(kinds, after_unapplied)]
+    return [(3 if f else draw(st.integers(1, 3)), kind) for f, kind in zip(full, kinds)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(loops(), st.sampled_from(sorted(EXAMPLES)), st.sampled_from([None, 3.0]))
+def test_any_loop_is_training_without_the_steps_that_are_left_out(loop, example, max_norm):
+    def train(steps):
+        more = dict(on_nonfinite="skip", max_grad_norm=max_norm)
+        params, trainer = make(SHAPES, dict(OPTIMIZER), EXAMPLES[example], optimizer="nag", **more)
+        for number, count, kind in steps:
+            trainer.set_learning_rate(0.1 / (1 + number))
+            values = gradients(number, SHAPES)[:count]
+            if kind == "skipped":
+                values[-1][-1] = np.inf
+            backward(params[:count], values)
+            if kind == "unapplied":
+                trainer.allreduce_grads(1, ignore_stale_grad=True)
+            elif kind == "not_applied":
+                with trainer.not_applied():
+                    trainer.allreduce_grads(1, ignore_stale_grad=True)
+            else:
+                trainer.step(1, ignore_stale_grad=True)
+        return state_of(params, trainer)
+
+    steps = [(number, *step) for number, step in enumerate([*loop, (3, None)])]
+    assert_same(train(steps), train([step for step in steps if step[2] is None]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

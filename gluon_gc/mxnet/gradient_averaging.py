@@ -213,6 +213,7 @@ class GradientAveraging(Averaging):
         finally:
             self._not_applied = False
         self._take_back()
+        freshness.use_up(self._params)
 
     def _leave_out_unapplied(self) -> None:
         """Take the last exchange back if no update has applied it."""

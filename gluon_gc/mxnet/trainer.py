@@ -331,7 +331,7 @@ class DistributedTrainer(ReportingTrainer):
 
         Inside this context manager, `allreduce_grads` delivers averages. At its end, residuals,
         momentum and random streams return to their state before it, as if there had been no
-        exchange. All workers use it together::
+        exchange, and gradients are stale. All workers use it together::
 
             with trainer.not_applied():
                 trainer.allreduce_grads(batch_size)
