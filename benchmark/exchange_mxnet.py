@@ -115,6 +115,7 @@ class GluonGC(Engine):
         for param in self._params:
             param.data()._fresh_grad = True  # normally backward sets this
         self._trainer.allreduce_grads()
+        self._trainer.applied()  # or the next step would take this one back
 
     def end_step(self) -> None:
         """Update the parameters if a trace is on, because the trace counts steps by updates."""

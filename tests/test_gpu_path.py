@@ -135,6 +135,21 @@ def test_a_gradient_on_one_device_is_clipped_there(cut, devices):
     assert_same(*results)
 
 
+@each
+def test_an_exchange_is_taken_back_after_the_gradients_have_moved(devices, name):
+    exchange = exchange_of(name, "float32")
+    exchange.keep_earlier(SIZES)
+    train(exchange, DEVICES[:1], "float32")
+    before = dict(tensor_states.state(exchange, SIZES.keys()))
+    for context in (DEVICES[0], DEVICES[1], mx.cpu()):
+        values = {t: [mx.nd.ones(n, context)] for t, n in SIZES.items()}
+        gradients = {t: exchange.channels.gradient(t, x, x) for t, x in values.items()}
+        exchange.start(Job(gradients))
+        exchange.take_back(SIZES)
+        after = dict(tensor_states.state(exchange, SIZES.keys()))
+        assert_same(after, before)
+
+
 def test_states_move_with_the_gradients(devices):
     states = []
     for moves in (True, False):

@@ -88,12 +88,18 @@ class Stream:
 
     def __init__(self, start: Optional[State]) -> None:
         self._start, self._drawn = start or (0, 0), 0
+        self._drawn_before = 0  # before the last `take`
 
     def take(self, draws: int) -> Tuple[int, int, int]:
         """Return the current position, and advance the stream by a number of draws."""
         position = (*self._start, self._drawn)
+        self._drawn_before = self._drawn
         self._drawn += draws
         return position
+
+    def take_back(self) -> None:
+        """Undo the last `take`."""
+        self._drawn = self._drawn_before
 
     def state(self) -> np.ndarray:
         """The current state, for a checkpoint. Array of uint64, shape (2,)."""
@@ -104,4 +110,4 @@ class Stream:
     def load_state(self, state: np.ndarray) -> None:
         """Continue from a state that `state` returned."""
         first, second = state.tolist()
-        self._start, self._drawn = (first, second), 0
+        self._start, self._drawn, self._drawn_before = (first, second), 0, 0

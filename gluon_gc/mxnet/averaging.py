@@ -161,6 +161,10 @@ class Averaging(ABC):
         """Raise RuntimeError if an algorithm is used, because `call` does not work with one."""
         return
 
+    def require_applied(self, call: str) -> None:
+        """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""
+        return
+
     @abstractmethod
     def arrays(self) -> Mapping[Place, Union[np.ndarray, NDArray]]:
         """The arrays that a checkpoint needs besides the arrays of the exchange."""

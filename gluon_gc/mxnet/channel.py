@@ -21,6 +21,7 @@ from .rows_codec import RowsCodec
 from .values import Values, fused
 
 Start = Tuple[int, int]
+AnyCodec = Union[MessageCodec, RowsCodec]
 
 
 class Metered:
@@ -83,6 +84,8 @@ class Channel(Metered):
         Whether the workers of a machine sum their values before these travel, if the backend can.
     gpu : Context or None
         The GPU that compresses the gradients; None: the CPU does.
+    undoable : bool
+        Whether the codecs of the channel keep the state before the last exchange.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Channel(Metered):
         hierarchical = all(tensors[name].params.hierarchical for name in numbers)
         self.hierarchical = hierarchical and not first.rows
         self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
-        self.codec: Union[None, MessageCodec, RowsCodec] = None
+        self.codec: Optional[AnyCodec] = None
         if self.params is None:
             self._coder = Values(self.dtype, self.slices, tensors)
         else:
@@ -116,6 +119,7 @@ class Channel(Metered):
                 self.codec = MessageCodec(self.params, self.dtype, parts)
             self._coder = self.codec
         self.gpu: Optional[mx.Context] = None
+        self.undoable = False
         self._attribute = operators.MessageAttribute(dtype=self.dtype)  # for `copy`
         sizes = [piece.size for piece in self.slices]
         self._sizes = dict(sizes=operators.listed(sizes))

@@ -109,11 +109,27 @@ class MessageCodec:
         return {"positions": operators.listed(word for position in taken for word in position)}
 
     def move_on(self) -> Dict[str, str]:
-        """Advance the random streams as a step does; return the positions for `compress`."""
+        """Advance random streams and memory as a step does; return the attribute `positions`."""
+        self.memory.swap()
         positions = self._positions()
         if self._draws_alike:
             self._drawn_alike = positions
         return positions
+
+    def keep_earlier(self) -> None:
+        """Let `take_back` undo steps from now on."""
+        self.memory.keep_earlier()
+
+    def take_back(self) -> None:
+        """Undo the last `compress`, `aggregate` or `move_on`."""
+        self.memory.swap()
+        for stream in self._streams:
+            stream.take_back()
+
+    def _states(self) -> Tuple[List[NDArray], Dict[str, int]]:
+        """The arrays that an operator writes and reads, and the attributes that count them."""
+        arrays, earlier = self.memory.arrays, self.memory.earlier
+        return [*arrays, *earlier], dict(states=len(arrays), earlier=int(bool(earlier)))
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the compressor the epoch, counted from 0."""
@@ -157,8 +173,8 @@ class MessageCodec:
         if self._gpu:  # GPU operators have no meter and no framing; `_packed` does both
             rows, meters, target = {}, (), None
         factors = () if factor is None else (factor.as_in_context(self._gpu or mx.cpu()),)
-        states = self.memory.arrays
-        layout = dict(states=len(states), metered=len(meters), clipped=len(factors), **rows)
+        states, counts = self._states()
+        layout = dict(**counts, metered=len(meters), clipped=len(factors), **rows)
         values = dict(scale=float(scale), ratio=float(ratio), step=step)
         message = operators.call(
             "compress",
@@ -178,10 +194,12 @@ class MessageCodec:
         framing: Optional[Mapping[str, Any]] = None,
     ) -> NDArray:
         """Sum `count` messages in their order; return the sum's message, after error feedback."""
-        layout = dict(states=len(self.memory.arrays), count=count, threads=threads, **framing or {})
+        self.memory.swap()
+        states, counts = self._states()
+        layout = dict(**counts, count=count, threads=threads, **framing or {})
         return operators.call(
             "aggregate",
-            (messages, *self.memory.arrays),
+            (messages, *states),
             **self._options,
             **self._attribute("aggregate", layout),
             **self._positions(),

@@ -27,7 +27,7 @@ from ..checkpoint import Place
 from ..compression import stream
 from ..plan import Chunk, Tensor
 from ..random_streams import StreamStarts
-from .channel import Channel
+from .channel import AnyCodec, Channel
 from .channels import AnyChannel, Channels
 from .codec import MessageCodec, Part
 from .gpus import GpuShares
@@ -98,6 +98,23 @@ class Exchange(WorkerGroup):
     def _can_run_on_gpu(self, channel: Channel) -> bool:
         """Whether the GPU that holds a channel's gradients can compress them."""
         return channel.runs_on_gpu
+
+    def _keep_earlier(self, channels: Sequence[Channel]) -> None:
+        """Let `_take_back` undo the exchanges of these channels from now on."""
+        for channel in channels:
+            for codec in self._codecs(channel):
+                codec.keep_earlier()
+
+    def _take_back(self, channels: Sequence[Channel]) -> None:
+        """Undo the last exchange of these channels."""
+        for channel in channels:
+            for codec in self._codecs(channel):
+                codec.take_back()
+
+    def _codecs(self, channel: Channel) -> List[AnyCodec]:
+        """The codecs of this process for a channel."""
+        aggregator = self._aggregators.get(channel)
+        return [channel.codec] if aggregator is None else [channel.codec, aggregator]
 
     def _forget(self, channel: AnyChannel) -> None:
         """Free the memory of a channel that is no longer used."""
@@ -231,6 +248,26 @@ class Exchange(WorkerGroup):
             yield
         finally:
             self._step = step
+
+    # Exchanges that are taken back
+
+    def keep_earlier(self, names: Collection[str]) -> None:
+        """Let `take_back` undo exchanges of these tensors from now on. All workers call it.
+
+        Codecs then keep a second copy of residuals and momentum.
+        """
+        new = [c for c in self.channels.of(names) if c.codec is not None and not c.undoable]
+        self._keep_earlier(new)
+        for channel in new:
+            channel.undoable = True
+
+    def take_back(self, names: Collection[str]) -> None:
+        """Return residuals, momentum and random streams to the state before the last exchange.
+
+        `names` are the tensors of that exchange. All workers call it. The averages in the gradients
+        stay as they are.
+        """
+        self._take_back([c for c in self.channels.of(names) if c.codec is not None])
 
     # Aggregators and their states in checkpoints
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -27,6 +28,7 @@ from .operators import clip_factor
 from .parameters import gradient_of, tensor_of
 from .separation import separate
 from .totals import total
+from .undo import Undo
 
 
 class GradientAveraging(Averaging):
@@ -57,15 +59,20 @@ class GradientAveraging(Averaging):
         self._nonfinite = 0  # the number of averages so far that were not finite
         self._skipped = False  # whether the last step is left out
         self._stale = ""  # the parameter of the first stale gradient that the last step averaged
-        self._unused = False  # whether no update has used the averages yet
-        self._updated = False  # whether there was an update
-        self._warned = False  # whether `_warn_of_unused` has warned
+        self._undo = Undo(self.learning_rates, momentum)
+        if self._on_nonfinite == "skip":
+            self._undo.need()
+        self._not_applied = False  # whether averages are taken back in any case
+        self._ever_applied = False
+        self._warned_of_unapplied = False
         self._warned_of_batch_size = False
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
         self.exchange = exchange
         self._stateful = {i for i, _ in self.tensors} if goes_on else set()
         self.tensors.clear()
+        self._undo.applied()
+        self._undo.channels_changed()
         self._nonfinite = 0
         self._momentum_after.clear()
         if not goes_on:  # new workers start without them, and all workers must be equal
@@ -99,6 +106,7 @@ class GradientAveraging(Averaging):
 
     def _moved(self, names: Sequence[str]) -> None:
         super()._moved(names)
+        self._undo.channels_changed()
         if self._on_nonfinite == "skip":
             self._nonfinite = self.exchange.channels.nonfinite(self.names())
 
@@ -112,7 +120,7 @@ class GradientAveraging(Averaging):
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
-        self.average(optimizer, scale, ignore_stale_grad, scaler)
+        self._average(optimizer, scale, ignore_stale_grad, scaler)
         self.apply(update, 1.0, ignore_stale_grad)
 
     def average(
@@ -122,11 +130,25 @@ class GradientAveraging(Averaging):
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
     ) -> None:
-        """Replace the gradients by `scale` times their averages over all workers; see `step`."""
+        """Replace the gradients by `scale` times their averages over all workers; see `step`.
+
+        If no update applies them, the next exchange takes this one back.
+        """
+        self._undo.need()
+        self._average(optimizer, scale, ignore_stale_grad, scaler)
+
+    def _average(
+        self,
+        optimizer: Optimizer,
+        scale: float,
+        ignore_stale_grad: bool,
+        scaler: Optional[AgreedLossScaler],
+    ) -> None:
+        """Exchange the gradients, and take the exchange back if the step is left out."""
         if self._momentum is not None:
             require_outside(optimizer)  # load_states may have replaced it
             require_unchanged(optimizer, self._momentum.mu)
-        self.steps += 1
+        self._leave_out_unapplied()
         shared = {
             "algorithm": None,
             "ignore_stale_grad": bool(ignore_stale_grad),
@@ -139,20 +161,21 @@ class GradientAveraging(Averaging):
             self._skipped = True  # all workers skip, because the check is collective
             return
         self.prepare(optimizer, "step", about)
-        if self._unused and self._updated and not self._warned:
-            self._warn_of_unused(indices)
         gradients = {i: self._params[i].list_grad() for i in indices}
         ratios = self._ratios(optimizer, indices)
         if separate(self.exchange, self.names(indices), ratios):
             self._moved(self.names())
+        self.steps += 1
+        self._undo.begin(self.exchange, self.names(), self.names(indices))
         if indices:
             self._start(gradients, scale, ratios)
         self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
-        self._unused = bool(indices) and not self._skipped
-        if not self._skipped:
-            for i in indices:
-                if i in self._momentum_after:
-                    self._momentum.add_to_gradient(i, gradients[i])
+        if self._skipped:
+            self._take_back()
+            return
+        for i in indices:
+            if i in self._momentum_after:
+                self._momentum.add_to_gradient(i, gradients[i])
 
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
         return total(self.exchange, f"{self._name}.overflow", overflow, "step", about)
@@ -163,7 +186,73 @@ class GradientAveraging(Averaging):
             freshness.use_up(self._params)
             return
         update(rescale, ignore_stale_grad)
-        self._unused, self._updated = False, True
+        self.applied()
+
+    # Averages that are not applied
+
+    def applied(self) -> None:
+        """The averages of the last exchange are applied."""
+        self._undo.applied()
+        self._ever_applied = True
+
+    def require_applied(self, call: str) -> None:
+        """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""
+        if self._not_applied:
+            raise RuntimeError(
+                f"{call}() updates parameters, so it cannot be called inside not_applied(): call "
+                "it after the `with` block"
+            )
+
+    @contextmanager
+    def not_applied(self) -> Iterator[None]:
+        """A context manager whose exchanges are taken back; see `DistributedTrainer`."""
+        self._leave_out_unapplied()
+        self._not_applied = True
+        try:
+            yield
+        finally:
+            self._not_applied = False
+        self._take_back()
+        freshness.use_up(self._params)
+
+    def _leave_out_unapplied(self) -> None:
+        """Take the last exchange back if no update has applied it."""
+        if not self._undo.pending:
+            return
+        if not self._not_applied:
+            self._require_known()
+        self._take_back()
+
+    def _require_known(self) -> None:
+        """Raise RuntimeError if the last averages may still be used, in a gradient that adds up."""
+        names = self._undo.pending
+        indices = [i for (i, _), tensor in self.tensors.items() if tensor.name in names]
+        adding = [i for i in indices if self._params[i].grad_req == "add"]
+        unknown = self._with_state(adding)
+        if unknown is not None:
+            self._undo.applied()  # the averages stay in the gradients, so this exchange stays too
+            raise RuntimeError(
+                f"gradients were averaged twice without update(), and {unknown} has "
+                "grad_req='add': its gradient may still contain the first averages. Average once, "
+                "after the last backward pass. If the first averages are not applied, make their "
+                "exchange inside `with trainer.not_applied():`"
+            )
+        name = self._with_state(indices)
+        if name is not None and not self._ever_applied and not self._warned_of_unapplied:
+            self._warned_of_unapplied = True
+            logger.warning(
+                "allreduce_grads() was called twice, and there was no update() yet: the first "
+                "averages count as not applied, so the residual or momentum of %s returns to its "
+                "state before them. If the script applies averages without update(), call "
+                "trainer.applied() afterwards",
+                name,
+            )
+
+    def _take_back(self) -> None:
+        """Undo the last exchange, if it can be undone."""
+        if self._undo.pending is not None:
+            self._undo.take_back(self.exchange)
+            self.steps -= 1
 
     def require_averaged_fresh(self) -> None:
         """Raise ValueError if the last averages include a stale gradient."""
@@ -214,18 +303,6 @@ class GradientAveraging(Averaging):
                 self._reused[name] = gradient
         return gradient
 
-    def _warn_of_unused(self, indices: Sequence[int]) -> None:
-        """Warn if residuals or momentum contain a gradient that no update has used."""
-        name = self._with_state(indices)
-        if name is not None:
-            self._warned = True
-            logger.warning(
-                "allreduce_grads() was called twice without update(): the residual or momentum of "
-                "%s contains a gradient that no update has used. Decide before allreduce_grads() "
-                "whether to leave a step out, or pass on_nonfinite='skip' to the trainer",
-                name,
-            )
-
     def warn_of_batch_size(self, batch_size: float) -> None:
         """Warn once if residuals or momentum belong to sums over batches of another size."""
         name = self._with_state([i for i, _ in self.tensors])
@@ -266,6 +343,7 @@ class GradientAveraging(Averaging):
         }
 
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
+        self._undo.applied()
         self.steps, self.learning_rates.last = steps, learning_rates
         if self._momentum is not None:
             self._momentum.load_state(

@@ -15,7 +15,8 @@ from .lent import lent
 class MessageMemory:
     """Arrays in which the codecs of a message keep their state between steps.
 
-    Each array holds the parts of all chunks side by side.
+    Each array holds the parts of all chunks side by side. If steps may be taken back, there are two
+    sets of arrays: a step reads one and writes the other.
 
     Parameters
     ----------
@@ -26,6 +27,9 @@ class MessageMemory:
     Attributes
     ----------
     arrays : list of NDArray
+        The state after the last step.
+    earlier : list of NDArray
+        The state before the last step, if `keep_earlier` was called; else empty.
     """
 
     def __init__(self, codecs: Sequence[kernels.Codec], dtype: str) -> None:
@@ -34,21 +38,43 @@ class MessageMemory:
         self._sizes = [chunk_sizes for chunk_sizes in sizes if any(chunk_sizes)]
         self._dtype = dtype
         self.arrays: List[NDArray] = [mx.nd.zeros(sum(s), dtype=dtype) for s in self._sizes]
+        self.earlier: List[NDArray] = []
 
     @property
     def num_bytes(self) -> int:
-        """The size of all arrays."""
+        """The size of one set of arrays."""
         return sum(array.size for array in self.arrays) * np.dtype(self._dtype).itemsize
 
     def use(self, memory: np.ndarray) -> None:
         """Use this memory for the arrays from now on: `num_bytes` zeros, uint8, on the CPU."""
+        self.arrays = self._in(memory)
+
+    def _in(self, memory: np.ndarray) -> List[NDArray]:
+        """A set of arrays in this memory."""
         ends = np.cumsum([array.size for array in self.arrays])[:-1]
         pieces = np.split(memory.view(self._dtype), ends) if self.arrays else []
-        self.arrays = [lent(piece) for piece in pieces]
+        return [lent(piece) for piece in pieces]
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
         """Move the arrays to a GPU, or to the CPU if None."""
-        self.arrays = [array.as_in_context(gpu or mx.cpu()) for array in self.arrays]
+        context = gpu or mx.cpu()
+        self.arrays = [array.as_in_context(context) for array in self.arrays]
+        self.earlier = [array.as_in_context(context) for array in self.earlier]
+
+    def keep_earlier(self, memory: Optional[np.ndarray] = None) -> None:
+        """Keep the state before each step from now on, so that a step can be taken back.
+
+        `memory`, if given, holds the second set of arrays, as in `use`.
+        """
+        if memory is None:
+            self.earlier = [mx.nd.empty(a.shape, a.context, a.dtype) for a in self.arrays]
+        else:
+            self.earlier = self._in(memory)
+
+    def swap(self) -> None:
+        """Make the earlier state the current one: to begin a step, and to take it back."""
+        if self.earlier:
+            self.arrays, self.earlier = self.earlier, self.arrays
 
     def saved(self, codecs: Sequence[kernels.Codec]) -> List[Dict[str, np.ndarray]]:
         """For a checkpoint, each chunk's "residual" and "momentum", if it has them."""

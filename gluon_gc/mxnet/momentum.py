@@ -79,6 +79,21 @@ class Momentum:
     def __init__(self, mu: float, nesterov: Callable[[int], bool]) -> None:
         self.mu, self._nesterov = mu, nesterov
         self._state: Dict[Tuple[int, ...], NDArray] = {}
+        self._keeps_earlier = False
+        self._earlier: Dict[Tuple[int, ...], NDArray] = {}  # before the last exchange
+
+    def keep_earlier(self) -> None:
+        """Let `take_back` undo exchanges from now on."""
+        self._keeps_earlier = True
+
+    def begin(self) -> None:
+        """Begin an exchange."""
+        self._earlier = {}
+
+    def take_back(self) -> None:
+        """Undo all `add_to_gradient` since `begin`."""
+        self._state.update(self._earlier)
+        self._earlier = {}
 
     def _of(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
         """The state with this key, on the context of `like`; initially zeros."""
@@ -94,8 +109,7 @@ class Momentum:
         The gradients of all contexts are equal.
         """
         first, *others = legacy(gradients)
-        m = self._of((index,), first)
-        m *= self.mu
+        m = self._multiplied((index,), first)
         m += first.astype(m.dtype, copy=False)
         if self._nesterov(index):
             first += (self.mu * m).astype(first.dtype, copy=False)
@@ -103,6 +117,15 @@ class Momentum:
             m.astype(first.dtype, copy=False).copyto(first)
         for other in others:
             first.copyto(other)
+
+    def _multiplied(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
+        """mu m, in place unless the exchange may be taken back."""
+        m = self._of(key, like)
+        if not self._keeps_earlier:
+            m *= self.mu
+            return m
+        self._earlier[key], self._state[key] = m, self.mu * m
+        return self._state[key]
 
     def add_weight_decay(
         self, optimizer: Optimizer, params: Sequence[Parameter], rescale: float
@@ -137,6 +160,7 @@ class Momentum:
     def clear(self) -> None:
         """Restart from zero."""
         self._state.clear()
+        self._earlier.clear()
 
     def state(self) -> Dict[Tuple[int, ...], np.ndarray]:
         """For a checkpoint: m by (index,), and w of weight decay by (index, context)."""
@@ -149,7 +173,7 @@ class Momentum:
 
         w is equal on all contexts, so each one gets that of the first.
         """
-        self._state = {}
+        self.clear()
         for (index, *context), array in state.items():
             if context and context[0] > 0:
                 continue

@@ -117,7 +117,7 @@ def refusing(names: Sequence[str]) -> Dict[str, str]:
 def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> NDArray:
     """The factor that scales the l2 norm of all scale * gradients down to `max_norm`, at most 1.
 
-    float64, shape (1,). It is not finite, or 0, if the norm is not finite.
+    float64, shape (1,). It is 1 if the norm is not finite.
     """
     attributes = dict(gradients=len(gradients), scale=repr(scale), max_norm=repr(max_norm))
     return call("clip", gradients, **attributes)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import kernels
 from ..compression import CompressionParams
@@ -61,6 +62,8 @@ class RowsCodec:
         self._stream, self._draws = Stream(part.start), whole.draws
         self._drawn_alike: Dict[str, str] = {}
         self._residual = [mx.nd.zeros(shape)] if params.ef else []
+        self._keeps_earlier = False
+        self._earlier: Callable[[], None] = lambda: None  # undoes the last change of the residual
         self.meter = operators.new_meter()
         self.payload_bytes = kernels.rows_head_bytes(rows) + whole.payload_bytes
         self.codecs = [Payload(self.payload_bytes)]
@@ -78,6 +81,30 @@ class RowsCodec:
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: only compressors that accumulate use the epoch."""
+
+    def keep_earlier(self) -> None:
+        """Let `take_back` undo steps from now on."""
+        self._keeps_earlier = True
+
+    def take_back(self) -> None:
+        """Undo the last `compress`."""
+        self._stream.take_back()
+        self._earlier()
+        self._earlier = lambda: None
+
+    def _keep(self, gradient: RowSparseNDArray, ratio: float) -> None:
+        """Multiply the residual by a ratio, and keep what `take_back` needs of it."""
+        (residual,) = self._residual
+        if ratio != 1.0:
+            self._residual = [residual * ratio]
+            self._earlier = lambda: self._residual.__setitem__(0, residual)
+            return
+        rows = gradient.indices
+        if not rows.size:
+            self._earlier = lambda: None
+            return
+        kept = mx.nd.take(residual, rows)
+        self._earlier = lambda: residual.__setitem__(rows, kept)
 
     def _position(self) -> Dict[str, str]:
         """The position of the random stream, which then advances."""
@@ -101,7 +128,12 @@ class RowsCodec:
         The only gradient is row_sparse. The rest is as in `MessageCodec.compress`. The ratio also
         multiplies the residuals of rows that the gradient lacks.
         """
-        if ratio != 1.0 and self._params.ef in ("corrected", "sparse"):
+        (gradient,) = gradients
+        if self._params.ef not in ("corrected", "sparse"):
+            ratio = 1.0
+        if self._residual and self._keeps_earlier:
+            self._keep(gradient, ratio)
+        elif ratio != 1.0:
             for residual in self._residual:
                 residual *= ratio
         position = self._position()
@@ -111,7 +143,7 @@ class RowsCodec:
         layout = dict(feedback=len(self._residual), clipped=len(factors), **framing or {})
         return operators.call(
             "rows_compress",
-            (*self._residual, self.meter, *gradients, *factors),
+            (*self._residual, self.meter, gradient, *factors),
             out,
             **self._options,
             **self._attribute("rows_compress", layout, scale=float(scale), step=step),

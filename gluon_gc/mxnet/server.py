@@ -58,7 +58,13 @@ class Server:
         """Handle a request in JSON. Anything else, such as a pickled optimizer, is refused."""
         try:
             ((action, request),) = json.loads(body)["gluon_gc"].items()
-            act = {"configure": self._configure, "save": self._save, "load": self._load}[action]
+            act = {
+                "configure": self._configure,
+                "save": self._save,
+                "load": self._load,
+                "keep_earlier": self._keep_earlier,
+                "take_back": self._take_back,
+            }[action]
         except (ValueError, KeyError, TypeError, AttributeError):
             logger.warning(
                 "server: refused a command that is not gluon_gc's; "
@@ -100,9 +106,7 @@ class Server:
     def _save(self, request: Dict[str, Any]) -> None:
         """Prepare the next page of the aggregators' states, or the first page for new keys."""
         if "keys" in request:
-            local_codecs = [
-                self._aggregators[key] for key in request["keys"] if key in self._aggregators
-            ]
+            local_codecs = self._own_aggregators(request)
             self._saved = archive.Cutter(codec.state() for codec in local_codecs)
         pages.full(self._saved.page(PAGE_BYTES)).copyto(self._page)
         self._page.wait_to_read()
@@ -111,6 +115,20 @@ class Server:
         """Expect pages with the states of these keys' aggregators."""
         local_keys = [key for key in request["keys"] if key in self._aggregators]
         self._loaded = archive.Joiner({key: self._aggregators[key].layouts() for key in local_keys})
+
+    def _keep_earlier(self, request: Dict[str, Any]) -> None:
+        """Let `_take_back` undo the aggregations of these keys from now on."""
+        for aggregator in self._own_aggregators(request):
+            aggregator.keep_earlier()
+
+    def _take_back(self, request: Dict[str, Any]) -> None:
+        """Undo the last aggregation of each of these keys."""
+        for aggregator in self._own_aggregators(request):
+            aggregator.take_back()
+
+    def _own_aggregators(self, request: Dict[str, Any]) -> List[MessageCodec]:
+        """The aggregators of those requested keys that are on this server."""
+        return [self._aggregators[key] for key in request["keys"] if key in self._aggregators]
 
     def update(self, key: int, received: NDArray, stored: NDArray) -> None:
         """MXNet calls this when every worker has pushed `key`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Mapping, Optional, Sequence, Union
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping, Optional, Sequence, Union
 
 from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
@@ -82,9 +83,11 @@ class DistributedTrainer(ReportingTrainer):
     on_nonfinite : str
         The reaction to a NaN or an infinity in a gradient of any worker, or in the sum of
         uncompressed gradients (float16 may overflow). "raise": all workers raise an MXNetError when
-        they next wait for the result; it names the parameter and the step. "skip": all workers skip
-        the update, and each step waits for the averages. "propagate": no reaction. In all cases,
-        the residual and momentum of the affected chunk restart from zero.
+        they next wait for the result; it names the parameter and the step. "skip": all workers
+        leave the step out: residuals, momentum and random streams return to their state before it.
+        Each step waits for the averages, and the trainer keeps a second copy of residuals and
+        momentum. "propagate": no reaction. With "raise" and "propagate", the residual and momentum
+        of the affected chunk restart from zero.
     max_grad_norm : float, optional
         Each worker clips its own gradient before momentum and compression: if the l2 norm over all
         parameters is larger than max_grad_norm, the gradient is scaled down to it. `step` clips the
@@ -236,6 +239,7 @@ class DistributedTrainer(ReportingTrainer):
         UserWarning
             A gradient of this worker is stale, and ignore_stale_grad is False. Nothing was sent.
         """
+        self._averaging.require_applied("step")
         require_positive("batch_size", batch_size)
         if not ignore_stale_grad:
             freshness.require_fresh(self._params)
@@ -255,6 +259,10 @@ class DistributedTrainer(ReportingTrainer):
         Call `update` afterwards, which updates the parameters. Between the two calls, the script
         may read or change the gradients, for example clip them.
 
+        If the script calls no `update`, the step is left out: the next exchange first returns
+        residuals, momentum and random streams to their state before this call. From the first call
+        on, the trainer keeps a second copy of residuals and momentum for that.
+
         Parameters
         ----------
         batch_size : int, optional
@@ -271,7 +279,8 @@ class DistributedTrainer(ReportingTrainer):
         ValueError, TypeError
             batch_size is not a positive number. Nothing was sent.
         RuntimeError
-            The trainer has an algorithm: call `step` instead.
+            The trainer has an algorithm: call `step` instead. Or no `update` has applied the last
+            averages, and a gradient with grad_req="add" may still contain them.
         """
         self._averaging.require_every_step("allreduce_grads")
         if batch_size is not None:
@@ -306,6 +315,7 @@ class DistributedTrainer(ReportingTrainer):
             The trainer has an algorithm: call `step` instead.
         """
         self._averaging.require_every_step("update")
+        self._averaging.require_applied("update")
         require_positive("batch_size", batch_size)
         if ignore_stale_grad:
             self._averaging.require_averaged_fresh()
@@ -314,6 +324,41 @@ class DistributedTrainer(ReportingTrainer):
             self._averaging.warn_of_batch_size(batch_size)
         self._averaging.apply(self._apply, 1.0 / divisor, ignore_stale_grad)
         self._end_step()
+
+    @contextmanager
+    def not_applied(self) -> Iterator[None]:
+        """Average gradients that no update applies, such as those of SAM's first backward pass.
+
+        Inside this context manager, `allreduce_grads` delivers averages. At its end, residuals,
+        momentum and random streams return to their state before it, as if there had been no
+        exchange, and gradients are stale. All workers use it together::
+
+            with trainer.not_applied():
+                trainer.allreduce_grads(batch_size)
+            perturb(net)
+
+        Raises
+        ------
+        RuntimeError
+            `step` or `update` is called inside it, or the trainer has an algorithm.
+        """
+        self._averaging.require_every_step("not_applied")
+        with self._averaging.not_applied():
+            yield
+
+    def applied(self) -> None:
+        """Tell that the script itself has applied the averages of `allreduce_grads`.
+
+        A script that calls `update` does not need this.
+
+        Raises
+        ------
+        RuntimeError
+            The trainer has an algorithm.
+        """
+        self._averaging.require_every_step("applied")
+        self._averaging.require_applied("applied")
+        self._averaging.applied()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, for compressors with a warm-up such as dgc. All workers call this.

@@ -232,8 +232,8 @@ typedef struct {
 typedef struct {
   double scale;
   double max_norm;
-  double* factor;  /* output: 1 if norm <= max_norm, else max_norm / norm. It is NaN if the norm is NaN, and 0 if the
-                      norm is infinite. operators/mxnet/clip.cpp computes the same on the CPU. */
+  double* factor;  /* output: 1 if norm <= max_norm or if the norm is not finite, else max_norm / norm.
+                      operators/mxnet/clip.cpp computes the same on the CPU. */
   void* workspace; /* gluon_gc_clip_workspace() bytes, uninitialised, aligned to 64 bytes */
   void* stream;
 } gluon_gc_clipping;

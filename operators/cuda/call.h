@@ -27,15 +27,14 @@ struct Encoding {
   T* momentum;                 // output; may be earlier_momentum
   T mu;
   const T* earlier_memory[2];  // null without feedback
-  T* memory[2];                // output; may be earlier_memory
-  Size memory_elements[2];
-  double ratio;
-  const uint8* ratio_from;  // if not null, the ratio is read from here; at any address
-  bool corrected;           // whether the ratio multiplies the residual
-  double decay;             // multiplies the residual too
-  uint8* message;           // the payload, or the ratio and then the payload; at any address
-  uint8* payload;
-  Size bytes;               // of the message, at most
+  T* memory[2];                // output; may be earlier_memory. The first array has n elements
+  uint32 second_elements;      // of memory[1]
+  uint32 header;               // bytes before the payload, for the ratio; or 0
+  double ratio;                // multiplies the residual
+  const uint8* ratio_from;     // if not null, the ratio is read from here; at any address
+  double decay;                // multiplies the residual too
+  uint8* payload;              // at any address
+  Size bytes;                  // of the header and the payload, at most
   Status* status;           // may be null
   RandomStream stream;
   uint32* ticket;           // used by this call only; zeros before and after it: grid.cuh, settle.cuh

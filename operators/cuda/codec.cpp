@@ -52,12 +52,11 @@ Encoding<T> encoding_of(const Job& job) {
   for (std::size_t i = 0; i < max_memory && plan.feedback; ++i) {
     encoding.earlier_memory[i] = static_cast<const T*>(earlier.memory[i]);
     encoding.memory[i] = static_cast<T*>(call.state.memory[i]);
-    encoding.memory_elements[i] = plan.needs.memory[i];
   }
+  encoding.second_elements = static_cast<uint32>(plan.needs.memory[1]);
+  encoding.header = static_cast<uint32>(plan.header);
   encoding.ratio = 1;
-  encoding.corrected = plan.corrected;
   encoding.decay = plan.decay;
-  encoding.message = call.payload;
   encoding.payload = call.payload + plan.header;
   encoding.bytes = plan.payload_bytes();
   encoding.status = status_of(call);
@@ -132,7 +131,7 @@ void compress(const Jobs& jobs) {
     functions.compress(queue, tasks_of(jobs, [](const Job& job) {
       Encoding<T> encoding = encoding_of<T>(job);
       encoding.gradient = static_cast<const T*>(job.call.values);
-      encoding.ratio = job.call.ratio;
+      if (job.codec.plan.corrected) encoding.ratio = job.call.ratio;
       return encoding;
     }));
   });

@@ -22,7 +22,6 @@ __device__ inline T scale_of(const Encoding<T>& call) {
 // The factor of the residual: its decay, times the ratio of learning rates.
 template <typename T>
 __device__ inline T residual_factor_of(const Encoding<T>& call) {
-  if (!call.corrected) return static_cast<T>(call.decay);
   const double ratio = call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio;
   return static_cast<T>(ratio * call.decay);
 }

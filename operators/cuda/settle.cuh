@@ -31,13 +31,12 @@ template <typename T>
 __device__ inline void settle(const Encoding<T>& call, Size bytes, bool finite) {
   if (!finite) {
     if (call.momentum != nullptr) fill_with_zeros(call.momentum, call.n);
-    for (int i = 0; i < 2; ++i) {
-      if (call.memory[i] != nullptr) fill_with_zeros(call.memory[i], call.memory_elements[i]);
-    }
+    if (call.memory[0] != nullptr) fill_with_zeros(call.memory[0], call.n);
+    if (call.memory[1] != nullptr) fill_with_zeros(call.memory[1], call.second_elements);
   }
   if (threadIdx.x != 0) return;
-  if (call.payload != call.message) {
-    write(call.message, 0, call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio);
+  if (call.header != 0) {
+    write(call.payload - call.header, 0, call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio);
   }
   if (call.status != nullptr) *call.status = {bytes, finite};
 }

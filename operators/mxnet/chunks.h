@@ -90,27 +90,31 @@ struct Chunks {
 
 // The state arrays of a message: momentum, then each array of memory, if the codecs need them. An array holds the
 // state of all chunks, one after the other.
-class States {
+class StateArrays {
  public:
-  States(const Chunks& chunks, std::vector<MXTensor>& inputs, std::size_t count) {
+  // There are `count` arrays, the inputs from `first` on.
+  StateArrays(const Chunks& chunks, std::vector<MXTensor>& inputs, std::size_t first, std::size_t count) {
+    std::size_t taken = 0;
     for (std::size_t which = 0; which < arrays_of_state; ++which) {
       std::size_t elements = 0;
       for (const Chunk& chunk : chunks.all) elements += size(chunk, which);
       if (elements == 0) continue;
-      require(taken < count && static_cast<std::size_t>(inputs.at(taken).size()) == elements,
+      require(taken < count && static_cast<std::size_t>(inputs.at(first + taken).size()) == elements,
               "the size of a state array is not the sum of what its chunks need");
-      next[which] = static_cast<char*>(inputs[taken++].data_ptr);
+      next[which] = static_cast<char*>(inputs[first + taken++].data_ptr);
     }
     require(taken == count, "there are more state arrays than the chunks need");
   }
 
-  // Sets the state pointers of a call. Must be called once for each chunk, in order.
-  void give(const Chunk& chunk, gluon_gc_dtype dtype, gluon_gc_call& call) {
-    void** const where[arrays_of_state] = {&call.state.momentum, &call.state.memory[0], &call.state.memory[1]};
+  // Returns the state of the next chunk. Must be called once for each chunk, in order.
+  gluon_gc_state take(const Chunk& chunk, gluon_gc_dtype dtype) {
+    gluon_gc_state state{};
+    void** const where[arrays_of_state] = {&state.momentum, &state.memory[0], &state.memory[1]};
     for (std::size_t which = 0; which < arrays_of_state; ++which) {
       *where[which] = next[which];
       if (next[which] != nullptr) next[which] += size(chunk, which) * dtype;
     }
+    return state;
   }
 
  private:
@@ -121,7 +125,35 @@ class States {
   }
 
   char* next[arrays_of_state] = {};
-  std::size_t taken = 0;
+};
+
+// How many sets of state arrays an operator has. With the attribute `earlier` there are two: it writes the first one,
+// and reads the state before the call from the second one.
+inline std::size_t sets_of_states(const Attributes& a) { return 1 + a.flag("earlier"); }
+
+// The states of a message's calls, in the inputs from `first` on: sets_of_states sets of `count` arrays. It must outlive
+// the calls.
+class States {
+ public:
+  States(const Attributes& a, const Chunks& chunks, std::vector<MXTensor>& inputs, std::size_t first,
+         std::size_t count)
+      : dtype_(chunks.dtype), current_(chunks, inputs, first, count) {
+    if (!a.flag("earlier")) return;
+    StateArrays earlier(chunks, inputs, first + count, count);
+    for (const Chunk& chunk : chunks.all) earlier_.push_back(earlier.take(chunk, dtype_));
+  }
+
+  // Sets the states of a call. Must be called once for each chunk, in order.
+  void give(const Chunk& chunk, gluon_gc_call& call) {
+    call.state = current_.take(chunk, dtype_);
+    if (!earlier_.empty()) call.earlier = &earlier_.at(given_++);
+  }
+
+ private:
+  const gluon_gc_dtype dtype_;
+  StateArrays current_;
+  std::vector<gluon_gc_state> earlier_;
+  std::size_t given_ = 0;
 };
 
 }  // namespace gluon_gc

@@ -2,13 +2,14 @@
 // operators own memory and order; the functions of core/abi.h compress. gpu.cpp has the GPU versions.
 //
 // Chunks and state arrays are described in chunks.h, their places in the gradients in slices.h, and messages in
-// calls.h. `states` is the number of state arrays. With `metered=0` there is no meter.
+// calls.h. `states` is the number of state arrays. With `earlier` there are as many arrays with the state before the
+// call, which is then not updated in place. With `metered=0` there is no meter.
 //
-// gluon_gc_compress(state, ..., [meter], gradient, ..., [factor]) -> message
+// gluon_gc_compress(state, ..., [earlier state, ...], [meter], gradient, ..., [factor]) -> message
 //     Compresses gradient * `scale`. With `clipped`, factor, float64 (1,), multiplies the scale. `ratio` is the
 //     previous learning rate over the current one. `step` is written to the meter.
 //
-// gluon_gc_aggregate(messages, state, ...) -> message
+// gluon_gc_aggregate(messages, state, ..., [earlier state, ...]) -> message
 //     Compresses the sum of `count` messages, on `threads` threads. Without row_words, messages have the shape
 //     (count, payload_bytes).
 //
@@ -28,11 +29,12 @@ namespace {
 using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
 
+std::size_t state_inputs(const Attributes& a) { return sets_of_states(a) * a.size("states"); }
 
 MXReturnValue compress_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     const Attributes a(map);
-    *inputs = static_cast<int>(a.size("states") + metered(a) + a.size("gradients") + a.flag("clipped"));
+    *inputs = static_cast<int>(state_inputs(a) + metered(a) + a.size("gradients") + a.flag("clipped"));
     *outputs = 1;
   });
 }
@@ -40,7 +42,8 @@ MXReturnValue compress_arity(const Map& map, int* inputs, int* outputs) {
 MXReturnValue compress_mutates(const Map& map, std::vector<int>* indices) {
   return guarded([&] {
     const Attributes a(map);
-    for (int i = 0; i < static_cast<int>(a.size("states") + metered(a)); ++i) indices->push_back(i);
+    for (int i = 0; i < static_cast<int>(a.size("states")); ++i) indices->push_back(i);
+    if (metered(a)) indices->push_back(static_cast<int>(state_inputs(a)));
   });
 }
 
@@ -49,9 +52,8 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     const double started = Meter::now();
     const Attributes a(map);
     const Chunks chunks(a);
-    const std::size_t state_count = a.size("states");
-    States states(chunks, *inputs, state_count);
-    const Slices slices(a, chunks, *inputs, state_count + metered(a));
+    States states(a, chunks, *inputs, 0, a.size("states"));
+    const Slices slices(a, chunks, *inputs, state_inputs(a) + metered(a));
     const std::size_t message_bytes = chunks.message_bytes();
     const std::size_t converted_bytes = slices.most_converted_bytes();
     Arena arena(resource, {message_bytes, converted_bytes, chunks.workspace_bytes});
@@ -68,17 +70,17 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
         call.values = converted;
       }
       call.payload = to;
-      states.give(chunk, chunks.dtype, call);
+      states.give(chunk, call);
       check(gluon_gc_compress(&call, 1));
     };
     const std::size_t bytes = write_payloads(a, chunks, message, *outputs, resource, compress_chunk);
-    if (metered(a)) meter(inputs->at(state_count)).compressed(started, bytes, a.size("step"));
+    if (metered(a)) meter(inputs->at(state_inputs(a))).compressed(started, bytes, a.size("step"));
   });
 }
 
 MXReturnValue aggregate_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
-    *inputs = static_cast<int>(1 + Attributes(map).size("states"));
+    *inputs = static_cast<int>(1 + state_inputs(Attributes(map)));
     *outputs = 1;
   });
 }
@@ -104,8 +106,7 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
     } else {
       slots = slots_in(chunks, inputs->at(0), count);
     }
-    Tensors state_arrays(inputs->begin() + 1, inputs->end());
-    States states(chunks, state_arrays, state_arrays.size());
+    States states(a, chunks, *inputs, 1, (inputs->size() - 1) / sets_of_states(a));
     const gluon_gc_call common = common_call(a, workspace);
     const auto compress_sum = [&](const Chunk& chunk, std::size_t, std::uint8_t* to, gluon_gc_status* status) {
       gluon_gc_call call = call_for(chunk, common, status);
@@ -113,7 +114,7 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
       call.stride = chunks.payload_bytes;
       call.count = count;
       call.payload = to;
-      states.give(chunk, chunks.dtype, call);
+      states.give(chunk, call);
       check(gluon_gc_aggregate(&call, 1));
     };
     write_payloads(a, chunks, message, *outputs, resource, compress_sum);

@@ -57,12 +57,12 @@ class Calls {
     }
   }
 
-  // Makes each call write its payload to a message and update its chunk's state.
-  void write_to(MXTensor& message, States states) {
+  // Makes each call write its payload to a message and its chunk's state.
+  void write_to(MXTensor& message, States& states) {
     std::uint8_t* const slots = slots_in(chunks_, message, 1);
     for (std::size_t i = 0; i < all.size(); ++i) {
       all[i].payload = slots + chunks_.all[i].slot;
-      states.give(chunks_.all[i], chunks_.dtype, all[i]);
+      states.give(chunks_.all[i], all[i]);
     }
   }
 
@@ -105,8 +105,9 @@ MXReturnValue compress_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs,
     const Attributes a(map);
     const Chunks chunks = chunks_on_gpu(a);
     const std::size_t state_count = a.size("states");
-    Calls calls(a, chunks, resource, Slices(a, chunks, *inputs, state_count));
-    calls.write_to(outputs->at(0), States(chunks, *inputs, state_count));
+    States states(a, chunks, *inputs, 0, state_count);
+    Calls calls(a, chunks, resource, Slices(a, chunks, *inputs, sets_of_states(a) * state_count));
+    calls.write_to(outputs->at(0), states);
     const double* const factor = a.flag("clipped") ? inputs->back().data<double>() : nullptr;
     for (gluon_gc_call& call : calls.all) call.factor = factor;
     calls.read_halves();
@@ -120,8 +121,8 @@ MXReturnValue aggregate_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs
     const Chunks chunks = chunks_on_gpu(a);
     Calls calls(a, chunks, resource, std::vector<std::size_t>{});
     calls.read_from(inputs->at(0), a.size("count"));
-    Tensors state_arrays(inputs->begin() + 1, inputs->end());
-    calls.write_to(outputs->at(0), States(chunks, state_arrays, state_arrays.size()));
+    States states(a, chunks, *inputs, 1, (inputs->size() - 1) / sets_of_states(a));
+    calls.write_to(outputs->at(0), states);
     check(gluon_gc_aggregate(calls.all.data(), calls.all.size()));
   });
 }

@@ -122,6 +122,55 @@ def steps(arguments):
     return result
 
 
+def left_out(arguments):
+    """Train twice, with extra steps that are left out and without them; returns both results.
+
+    arguments: shapes, compression_params, kinds. Before each step there is an extra step of every
+    kind: "skipped" (worker 1 has an infinity in its last tensor), "unapplied" (there is no update)
+    or "not_applied" (the script says so).
+    """
+    shapes, result = arguments["shapes"], {}
+    for name, kinds in (("with", arguments["kinds"]), ("without", [])):
+        params = _parameters(shapes)
+        trainer = bps.DistributedTrainer(
+            params,
+            "nag",
+            {"learning_rate": 0.1, "momentum": 0.9},
+            compression_params=arguments["compression_params"],
+            on_nonfinite="skip" if "skipped" in arguments["kinds"] else "raise",
+        )
+        for step in range(4):
+            trainer.set_learning_rate(0.1 / (1 + step))
+            for number, kind in enumerate(kinds):
+                extra = gradients_of(bps.rank(), 10 * step + number + 100, shapes)
+                if kind == "skipped" and bps.rank() == 1:
+                    extra[-1].ravel()[-1] = np.inf
+                _backward(params, extra)
+                if kind == "skipped":
+                    trainer.step(1)
+                elif kind == "unapplied":
+                    trainer.allreduce_grads(1)
+                else:
+                    with trainer.not_applied():
+                        trainer.allreduce_grads(1)
+            _backward(params, gradients_of(bps.rank(), step, shapes))
+            trainer.step(1)
+            if step == 1 and arguments.get("saves"):
+                file = os.path.join(tempfile.gettempdir(), f"left_out{os.getpid()}")
+                trainer.save_states(file)
+                trainer.load_states(file)
+                os.unlink(file)
+        averaging = trainer._averaging
+        for place, array in tensor_states.state(default_exchange(), averaging.names()):
+            tensor = place.tensor.partition(".")[2]
+            result["/".join([name, *map(str, place._replace(tensor=tensor))])] = array
+        for place, array in averaging.arrays().items():
+            result["/".join([name, "own", *map(str, place)])] = array
+        result[f"{name}/steps"] = np.array(averaging.steps)
+        result.update((f"{name}/w{i}", param.data().asnumpy()) for i, param in enumerate(params))
+    return result
+
+
 def averages(arguments):
     """Average known gradients on some contexts; returns the averages and the saved state.
 
@@ -150,6 +199,7 @@ def averages(arguments):
             for param, gradient in zip(params, gradients):
                 mx.nd.array(gradient, dtype=dtype).copyto(param.grad(context))
         trainer.allreduce_grads()
+        trainer.applied()
         for i, param in enumerate(params):
             for c, context in enumerate(contexts):
                 result[f"g{i}_{step}_{c}"] = param.grad(context).asnumpy()
@@ -291,6 +341,7 @@ def compressed_rows(arguments):
                 gradient = mx.nd.sparse.row_sparse_array((values, ids), shape)
             _give(param, gradient)
             trainer.allreduce_grads()
+            trainer.applied()
             result[f"{name}{step}"] = param.list_grad()[0].tostype("default").asnumpy()
 
     param, trainer = made()
@@ -562,6 +613,7 @@ def shares_of_a_gradient(arguments):
     for step, share in enumerate(arguments["shares"]):
         _backward(params, [np.where(np.arange(size) < share * size, dense, np.float32(0))])
         trainer.allreduce_grads()
+        trainer.applied()
         result[f"g{step}"] = param.grad().asnumpy()
     return result
 

@@ -35,7 +35,6 @@ struct BlockMemory {
 // Computes p of the block of elements from `begin`, and replaces its residual by p.
 template <typename T>
 __device__ void sweep(const BlocktopkEncoding<T>& call, Size begin, uint32 size, T* p) {
-  T* const kept = call.memory[0];
   const T residual_factor = residual_factor_of(call);
   const uint32 part = static_cast<uint32>(call.format.block) / warps, first = warp() * part;
 #pragma unroll 1
@@ -47,7 +46,7 @@ __device__ void sweep(const BlocktopkEncoding<T>& call, Size begin, uint32 size,
       const T x = correct(call, residual_factor, loaded, column, r, [](T residual) { return residual; });
       if (!column.has(r)) continue;
       p[column[r] - begin] = x;
-      if (kept != nullptr) kept[column[r]] = x;
+      if (call.memory[0] != nullptr) call.memory[0][column[r]] = x;
     }
   }
 }

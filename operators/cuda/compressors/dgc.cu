@@ -103,7 +103,7 @@ __device__ void send(const DgcEncoding<T>& call) {
     if (finite) writer.finish();
   }
   if (!finite) spoil(call);
-  settle(call, static_cast<Size>(call.payload - call.message) + length, finite);
+  settle(call, call.header + length, finite);
 }
 
 template <typename T>

@@ -119,7 +119,7 @@ __device__ void find_norm(const DitheringEncoding<T>& call) {
   const Size tiles = tiles_of(call.n);
   const T norm = l2 ? norm_of_squares<T>(sum_tiles(call.sums, tiles)) : static_cast<T>(largest_of(call.sums, tiles));
   if (threadIdx.x != 0) return;
-  const Size bytes = call.bytes - (call.payload - call.message), end = group_at<T>(plane_groups(call.n), call.config);
+  const Size bytes = call.bytes - call.header, end = group_at<T>(plane_groups(call.n), call.config);
   if (end != bytes) write(call.payload + end, 0, uint16{0});
   write(call.payload, 0, static_cast<uint32>(bytes));
   write(call.payload, 1, uint32{0});  // fixed width

@@ -101,6 +101,11 @@ class OneMachine(Exchange):
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
+    def _keep_earlier(self, channels: Sequence[Channel]) -> None:
+        if channels:
+            with self._progress.waiting(), self._neighbours.heeded():
+                self._memory.keep_earlier([self._shared[channel] for channel in channels])
+
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
         self._shared.pop(channel, None)

@@ -56,6 +56,13 @@ class HierarchicalExchange(Exchange):
                 self._memory = SharedMemory(Machine(self._on_machine(), timeout))
             self._shared.update(zip(channels, self._memory.open(channels, answers, {})))
 
+    def _keep_earlier(self, channels: Sequence[Channel]) -> None:
+        shared = [self._shared[channel] for channel in channels if channel in self._shared]
+        if shared:
+            with self._progress.waiting():
+                self._memory.keep_earlier(shared)
+        super()._keep_earlier([channel for channel in channels if channel not in self._shared])
+
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
         self._shared.pop(channel, None)

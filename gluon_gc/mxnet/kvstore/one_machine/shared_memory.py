@@ -11,7 +11,7 @@ Each message has an owner, one of the workers. A step of a message:
 from __future__ import annotations
 
 import itertools
-from typing import Callable, List, Mapping, Sequence
+from typing import Callable, Iterator, List, Mapping, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -55,6 +55,7 @@ class SharedMessage:
     ----------
     owned : bool
         Whether this worker is the owner.
+    codecs : sequence of MessageCodec
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class SharedMessage:
         arrived: Eventcount,
         answered: Eventcount,
     ) -> None:
-        self._channel, self._codecs = channel, codecs
+        self._channel, self.codecs = channel, codecs
         self.owner, self.owned, self._count = owner, owner == rank, count
         self._arrived, self._answered = arrived, answered
         self._slots = lent(slots)
@@ -80,7 +81,7 @@ class SharedMessage:
         """Write this worker's values to its slot."""
         self._channel.copy(job, self._own, metered=not self.owned)
         if not self.owned:
-            for codec in self._codecs:
+            for codec in self.codecs:
                 codec.move_on()
         self._arrived.advance(read=[self._own], written=[self._answer])
 
@@ -96,7 +97,7 @@ class SharedMessage:
 
     def deliver(self, gradients: Gradients, also: Sequence[NDArray] = ()) -> None:
         """Write the answer to the gradients. Later operations on `also` wait for it as well."""
-        kept = [array for codec in self._codecs for array in codec.memory.arrays]
+        kept = [array for codec in self.codecs for array in codec.memory.arrays]
         self._answered.wait([self._answer, self._own, *kept, *also])
         self._channel.deliver([self._answer], gradients, self._count)
 
@@ -142,9 +143,7 @@ class SharedMemory:
             payloads = channel.codec.payload_bytes if channel.framed else channel.message_bytes
             sizes += [workers * values, count * payloads, 4, 4]
             sizes += [codec.memory.num_bytes for codec in own]
-        padded = [size + -size % _ALIGNMENT for size in sizes]
-        blocks = np.split(self._machine.share(sum(padded)), np.cumsum(padded)[:-1])
-        pieces = (block[:size] for block, size in zip(blocks, sizes))
+        pieces = self._pieces(sizes)
         messages: List[SharedMessage] = []
         for channel, count, owner, own in zip(channels, answers, owners, codecs):
             slots, answer, arrived, answered = itertools.islice(pieces, 4)
@@ -158,6 +157,21 @@ class SharedMemory:
             message = SharedMessage(channel, own, owner, rank, count, slots, answer, *counts)
             messages.append(message)
         return messages
+
+    def keep_earlier(self, messages: Sequence[SharedMessage]) -> None:
+        """Let the codecs of these messages keep the state before each step from now on.
+
+        All workers of the machine make the same call.
+        """
+        memories = [codec.memory for message in messages for codec in message.codecs]
+        for memory, piece in zip(memories, self._pieces([m.num_bytes for m in memories])):
+            memory.keep_earlier(piece)
+
+    def _pieces(self, sizes: Sequence[int]) -> Iterator[np.ndarray]:
+        """New shared memory of these sizes in bytes. All workers make the same call."""
+        padded = [size + -size % _ALIGNMENT for size in sizes]
+        blocks = np.split(self._machine.share(sum(padded)), np.cumsum(padded)[:-1])
+        return (block[:size] for block, size in zip(blocks, sizes))
 
     def _count(self, memory: np.ndarray, each: int, awaited_by: slice) -> Eventcount:
         return Eventcount(self._watcher, memory.view(np.uint32), each, awaited_by)

@@ -197,6 +197,28 @@ class ParameterServer(HierarchicalExchange):
             self._servers.configure(configured)
             self._servers.init(keys, first)
 
+    def _keep_earlier(self, channels: Sequence[Channel]) -> None:
+        super()._keep_earlier(channels)
+        self._tell_aggregators("keep_earlier", channels)
+
+    def _take_back(self, channels: Sequence[Channel]) -> None:
+        super()._take_back(channels)
+        try:  # a server must not take an exchange back while it aggregates
+            for channel in channels:
+                channel.done()
+        finally:
+            self._tell_aggregators("take_back", channels)
+
+    def _tell_aggregators(self, action: str, channels: Sequence[Channel]) -> None:
+        """Send the servers a request about the aggregators of these channels.
+
+        Only rank 0 sends it. A server aggregates the next messages after rank 0 has sent its own,
+        so it has carried out the request by then.
+        """
+        keys = [self._routes[channel].key for channel in channels if channel.aggregated]
+        if keys and self.rank == 0:
+            self._servers.command(action, {"keys": keys})
+
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
         self._routes.pop(channel, None)

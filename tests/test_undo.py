@@ -1,0 +1,237 @@
+"""Steps that are left out leave no trace in weights, residuals, momentum and random streams."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gluon_gc as bps
+from gluon_gc.mxnet import tensor_states
+from tests.compressors import COMPRESSORS
+from tests.test_trainer import backward, gradients, make
+
+KINDS = ["skipped", "unapplied", "not_applied"]
+SHAPES = [(30, 7), (2,), (90,)]
+VARIABLES = {"BYTEPS_PARTITION_BYTES": 400, "BYTEPS_MIN_COMPRESS_BYTES": 40}  # p1 is uncompressed
+OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9}
+ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"}
+EXAMPLES = {name: {**given, "ef": "corrected"} for name, given in COMPRESSORS.items()}
+EXAMPLES = {name: {**given, "momentum": "nesterov"} for name, given in EXAMPLES.items()}
+EXAMPLES["dgc"] = {"compressor": "dgc", "k": 0.2, "seed": 7}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in VARIABLES.items():
+            patch.setenv(name, str(value))
+        yield
+
+
+def leave_out(trainer, kind, batch_size=1):
+    """Exchange the current gradients in a step that is left out."""
+    if kind == "skipped":
+        trainer.step(batch_size)
+    elif kind == "unapplied":
+        trainer.allreduce_grads(batch_size)
+    else:
+        with trainer.not_applied():
+            trainer.allreduce_grads(batch_size)
+
+
+def trained(compression, kind, **more):
+    """Train four steps, each after a step of this kind that is left out; None: without them."""
+    more["on_nonfinite"] = "skip" if kind == "skipped" else "raise"
+    params, trainer = make(SHAPES, dict(OPTIMIZER), compression, optimizer="nag", **more)
+    for step in range(4):
+        trainer.set_learning_rate(0.1 / (1 + step))
+        if kind is not None:
+            values = gradients(step + 10, SHAPES)
+            if kind == "skipped":
+                values[2][-1] = np.nan
+            backward(params, values)
+            leave_out(trainer, kind)
+        backward(params, gradients(step, SHAPES))
+        trainer.step(1)
+    return state_of(params, trainer)
+
+
+def state_of(params, trainer):
+    averaging = trainer._averaging
+    arrays = {f"weight {param.name}": param.data().asnumpy() for param in params}
+    for place, array in tensor_states.state(averaging.exchange, averaging.names()):
+        arrays[place._replace(tensor=place.tensor.partition(".")[2])] = array
+    arrays.update(averaging.arrays())
+    arrays["steps"] = averaging.steps
+    arrays["rates"] = sorted(averaging.learning_rates.last.items())
+    return arrays
+
+
+def assert_same(ours, expected):
+    assert ours.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(ours[name], array, err_msg=str(name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_step_that_is_left_out_leaves_no_trace(example, kind):
+    compression = EXAMPLES[example]
+    assert_same(trained(compression, kind), trained(compression, None))
+
+
+@st.composite
+def loops(draw):
+    """Draw steps: how many parameters have gradients, and the kind of a step that is left out."""
+    kinds = draw(st.lists(st.sampled_from([None, *KINDS]), min_size=1, max_size=7))
+    after_unapplied = [False, *(kind == "unapplied" for kind in kinds)]
+    # After an unapplied step, its averages would count as fresh gradients of missing layers.
+    full = [kind == "unapplied" or after for kind, after in zip(kinds, after_unapplied)]
+    return [(3 if f else draw(st.integers(1, 3)), kind) for f, kind in zip(full, kinds)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(loops(), st.sampled_from(sorted(EXAMPLES)), st.sampled_from([None, 3.0]))
+def test_any_loop_is_training_without_the_steps_that_are_left_out(loop, example, max_norm):
+    def train(steps):
+        more = dict(on_nonfinite="skip", max_grad_norm=max_norm)
+        params, trainer = make(SHAPES, dict(OPTIMIZER), EXAMPLES[example], optimizer="nag", **more)
+        for number, count, kind in steps:
+            trainer.set_learning_rate(0.1 / (1 + number))
+            values = gradients(number, SHAPES)[:count]
+            if kind == "skipped":
+                values[-1][-1] = np.inf
+            backward(params[:count], values)
+            if kind == "unapplied":
+                trainer.allreduce_grads(1, ignore_stale_grad=True)
+            elif kind == "not_applied":
+                with trainer.not_applied():
+                    trainer.allreduce_grads(1, ignore_stale_grad=True)
+            else:
+                trainer.step(1, ignore_stale_grad=True)
+        return state_of(params, trainer)
+
+    steps = [(number, *step) for number, step in enumerate([*loop, (3, None)])]
+    assert_same(train(steps), train([step for step in steps if step[2] is None]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float16_gradients_and_several_contexts_leave_no_trace(kind):
+    more = {"dtype": "float16", "contexts": 2}
+    assert_same(trained(ONEBIT, kind, **more), trained(ONEBIT, None, **more))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ef", ["vanilla", "corrected"])
+def test_rows_of_a_step_that_is_left_out_leave_no_trace(kind, ef):
+    def train(kind):
+        net = mx.gluon.nn.Embedding(50, 6, sparse_grad=True, prefix="net_")
+        net.initialize(mx.init.Constant(1.0))
+        compression = {"compressor": "topk", "k": 5, "ef": ef}
+        trainer = bps.DistributedTrainer(
+            net.collect_params(),
+            "sgd",
+            {"learning_rate": 0.1},
+            compression_params=compression,
+            kvstore="local",
+            on_nonfinite="skip" if kind == "skipped" else "raise",
+        )
+
+        def run_backward(words, factor):
+            with mx.autograd.record():
+                loss = (net(mx.nd.array(words)) ** 2 * factor).sum()
+            loss.backward()
+
+        for step in range(4):
+            trainer.set_learning_rate(0.1 / (1 + step // 2))
+            if kind is not None:
+                run_backward([step, 7, 8], np.nan if kind == "skipped" else 3)
+                leave_out(trainer, kind)
+            run_backward([step, step + 1, 7], 1)
+            trainer.step(1)
+        return state_of([net.weight], trainer)
+
+    assert_same(train(kind), train(None))
+
+
+def test_only_trainers_that_may_leave_steps_out_keep_a_second_state():
+    def earlier(trainer):
+        channels = trainer._averaging.exchange.channels
+        codecs = [channel.codec for channel in channels if channel.codec is not None]
+        return [array for codec in codecs for array in codec.memory.earlier]
+
+    params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")
+    for step in range(2):
+        backward(params, gradients(step, SHAPES))
+        trainer.step(1)
+        assert not earlier(trainer)
+    backward(params, gradients(2, SHAPES))
+    trainer.allreduce_grads()
+    assert earlier(trainer)
+
+
+def test_averages_that_an_adding_gradient_may_still_contain_are_an_error():
+    params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag", grad_req="add")
+    backward(params, gradients(0, SHAPES))
+    trainer.allreduce_grads()
+    backward(params, gradients(1, SHAPES))
+    with pytest.raises(RuntimeError, match="averaged twice without update.*p2 has grad_req='add'"):
+        trainer.allreduce_grads()
+    trainer.update(1)
+
+
+def test_adding_gradients_are_taken_back_if_the_script_says_so():
+    def train(extra):
+        params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag", grad_req="add")
+        for step in range(3):
+            for values in [step + 10] * extra + [step]:
+                for param in params:
+                    param.zero_grad()
+                backward(params, gradients(values, SHAPES))
+                if values != step:
+                    leave_out(trainer, "not_applied")
+            trainer.step(1)
+        return state_of(params, trainer)
+
+    assert_same(train(1), train(0))
+
+
+def test_a_script_that_applies_averages_itself_says_so(logged):
+    def train(says):
+        params, trainer = make([(90,)], {"learning_rate": 1.0}, {**ONEBIT, "momentum": None})
+        given = np.zeros(90, np.float32)
+        for step in range(30):
+            values = gradients(step, [(90,)]) if step < 10 else [np.zeros(90, np.float32)]
+            backward(params, values)
+            trainer.allreduce_grads(1)
+            params[0].set_data(params[0].data() - params[0].grad())
+            given -= values[0]
+            if says:
+                trainer.applied()
+        return np.abs(params[0].data().asnumpy() - 1 - given).max()
+
+    error = train(False)
+    assert "call trainer.applied() afterwards" in logged.text
+    assert train(True) < error / 10
+
+
+@pytest.mark.parametrize("call", ["step", "update"])
+def test_an_update_where_nothing_is_applied_is_refused(call):
+    params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")
+    backward(params, gradients(0, SHAPES))
+    before = params[0].data().asnumpy()
+    with pytest.raises(RuntimeError, match=rf"{call}\(\) updates parameters.*not_applied\(\)"):
+        with trainer.not_applied():
+            trainer.allreduce_grads(1)
+            getattr(trainer, call)(1)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), before)
+    trainer.step(1)
+
+
+def test_an_algorithm_has_no_exchanges_to_take_back():
+    algorithm = {"name": "local_steps", "every": 2}
+    _, trainer = make(SHAPES, {"learning_rate": 0.1}, None, algorithm=algorithm)
+    with pytest.raises(RuntimeError, match="not_applied"):
+        with trainer.not_applied():
+            pass
