@@ -96,7 +96,8 @@ class AlgorithmAveraging(Averaging):
                 "workers and ranks: call save_states before bps.suspend, and "
                 "load_states(files, strict=False) of a new trainer"
             )
-        self.exchange, self._declared = exchange, False
+        self._use(exchange)
+        self._declared = False
         return not self._begun
 
     def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
@@ -220,6 +221,8 @@ class AlgorithmAveraging(Averaging):
         self.prepare(optimizer, "step", about)
         self._decide(optimizer, about)
         params = list(self._averaged.values())
+        if self._algorithm.equal_parameters:
+            self._weight_check.require_equal()
         freshness.renew_everywhere(params)
         if self._is_left_out(params, scaler, about):
             freshness.use_up(params)
@@ -228,6 +231,8 @@ class AlgorithmAveraging(Averaging):
             gradients = legacy(param.list_grad())
             sum_over_contexts(gradients)
             gradients[0] *= scale
+        if self._algorithm.equal_parameters:
+            self._weight_check.start(params, self.steps + 1)
         needs_adam = self._algorithm.needs_adam
         adam = WrappedAdam(self._updaters, self._averaged) if needs_adam else None
         try:

@@ -32,6 +32,7 @@ from . import trainer_facts
 from .amp import AgreedLossScaler
 from .compressions import Compressions
 from .exchange import Exchange
+from .weight_check import WeightCheck
 
 Update = Callable[[float, bool], None]
 """Applies the optimizer, given a factor for the gradients and `ignore_stale_grad`."""
@@ -95,6 +96,7 @@ class Averaging(ABC):
         self.learning_rates = LearningRates()
         self.when_prepared: Callable[[], None] = lambda: None
         self._epoch: Optional[int] = None
+        self._weight_check = WeightCheck(exchange, f"{name}.weights")
 
     # A subclass implements these
 
@@ -185,6 +187,11 @@ class Averaging(ABC):
         return
 
     # Shared by the subclasses
+
+    def _use(self, exchange: Exchange) -> None:
+        """Use another exchange from now on."""
+        self.exchange = exchange
+        self._weight_check = WeightCheck(exchange, f"{self._name}.weights")
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the compressors the epoch, counted from 0."""

@@ -63,7 +63,7 @@ class GradientAveraging(Averaging):
         self._warned_of_batch_size = False
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
-        self.exchange = exchange
+        self._use(exchange)
         self._stateful = {i for i, _ in self.tensors} if goes_on else set()
         self.tensors.clear()
         self._nonfinite = 0
@@ -139,6 +139,7 @@ class GradientAveraging(Averaging):
             self._skipped = True  # all workers skip, because the check is collective
             return
         self.prepare(optimizer, "step", about)
+        self._weight_check.require_equal()
         if self._unused and self._updated and not self._warned:
             self._warn_of_unused(indices)
         gradients = {i: self._params[i].list_grad() for i in indices}
@@ -147,6 +148,7 @@ class GradientAveraging(Averaging):
             self._moved(self.names())
         if indices:
             self._start(gradients, scale, ratios)
+        self._weight_check.start([self._params[i] for i in self.with_gradients()], self.steps)
         self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
         self._unused = bool(indices) and not self._skipped
         if not self._skipped:

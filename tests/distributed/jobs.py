@@ -784,6 +784,39 @@ def changed(arguments):
     }
 
 
+def drifting(arguments):
+    """Train for 20 steps on equal gradients, in several ways; returns the error of each, if any.
+
+    arguments: for each way, optional settings: trainer (trainer arguments, with the optimizer),
+    changes ("w", or the "frozen" parameter or the running "mean", of worker 1 before step 4).
+    """
+    result = {}
+    for number, way in enumerate(arguments):
+        mx.random.seed(bps.rank())
+        params = {
+            "w": mx.gluon.Parameter("w", shape=(30, 10)),
+            "frozen": mx.gluon.Parameter("frozen", shape=(5,), grad_req="null"),
+            "mean": mx.gluon.Parameter("mean", shape=(5,), differentiable=False),
+        }
+        for param in params.values():
+            param.initialize("ones")
+        settings = {"optimizer": "sgd", "optimizer_params": {"learning_rate": 0.1}}
+        trainer = bps.DistributedTrainer(list(params.values()), **{**settings, **way["trainer"]})
+        said, last = "", 0
+        try:
+            for step in range(1, 21):
+                if step == 4 and bps.rank() == 1 and way.get("changes"):
+                    changed = params[way["changes"]]
+                    changed.set_data(changed.data() * 1.25)
+                _backward([params["w"]], gradients_of(0, step, [(30, 10)]))
+                last = step
+                trainer.step(1)
+        except RuntimeError as error:
+            said = str(error)
+        result.update({f"said{number}": np.array(said), f"last{number}": np.array(last)})
+    return result
+
+
 def frozen(arguments):
     """Train two parameters, and freeze the second one before the last step."""
     shapes = [(40,), (7,)]

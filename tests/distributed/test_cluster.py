@@ -68,6 +68,33 @@ def test_parameters_that_change_after_the_trainer_is_made_are_broadcast(algorith
     assert (first["running_mean0"] != second["running_mean0"]).any()
 
 
+ADAM = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.1}}
+DRIFTING = [
+    {"trainer": {"optimizer": "sgld"}},
+    {"trainer": {"compression_params": {"compressor": "onebit"}}, "changes": "w"},
+    {"trainer": {**ADAM, "algorithm": {"name": "onebit_adam", "freeze_step": 3}}, "changes": "w"},
+    {"trainer": {"algorithm": "powersgd"}, "changes": "w"},
+]
+EQUAL = [
+    {"trainer": {}, "changes": "frozen"},
+    {"trainer": {}, "changes": "mean"},
+    {"trainer": {"optimizer": "sgld", "algorithm": {"name": "local_steps", "every": 9}}},
+    {"trainer": {**ADAM, "algorithm": {"name": "onebit_adam", "freeze_step": 3}}},
+    {"trainer": {"algorithm": "powersgd"}},
+]
+
+
+def test_weights_that_differ_between_workers_are_an_error_on_all_workers_in_the_same_step():
+    results = run("drifting", [*DRIFTING, *EQUAL])
+    for number in range(len(DRIFTING)):
+        for result in results:
+            said = str(result[f"said{number}"])
+            assert "the weights of w differ between worker 0 and worker 1 before step 9" in said
+            assert result[f"last{number}"] == 17
+    for number in range(len(DRIFTING), len(DRIFTING) + len(EQUAL)):
+        assert [str(result[f"said{number}"]) for result in results] == ["", ""], number
+
+
 def test_push_pull_sums_and_averages_every_dtype():
     for result in run("push_pull", workers=2, servers=2):
         for dtype in ("float32", "float64", "float16", "int32"):
