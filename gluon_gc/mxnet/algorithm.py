@@ -27,6 +27,7 @@ from .algorithm_states import AlgorithmStates
 from .amp import AgreedLossScaler, nonfinite_gradients
 from .automatic import decided, of_root, saved_compressions
 from .averaging import Averaging, Update
+from .dropped import withdraw_dropped
 from .exchange import Exchange
 from .framework import MXNet
 from .gradient import legacy, params_for, sum_over_contexts
@@ -105,6 +106,7 @@ class AlgorithmAveraging(Averaging):
         self._require_same_parameters(indices)
         if self._declared:
             return
+        withdraw_dropped(self.exchange, call)
         if self._automatic.undecided:
             self._take(of_root(self.exchange, self._proposed))
         facts = [("the trainer", {"algorithm": self.described}), *about]

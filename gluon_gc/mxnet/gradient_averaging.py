@@ -18,6 +18,7 @@ from . import freshness
 from .amp import AgreedLossScaler
 from .automatic import Automatic, of_root, saved_compressions
 from .averaging import Averaging, Update
+from .dropped import withdraw_dropped
 from .exchange import Exchange
 from .gradient import Gradient, sums_of
 from .job import Job
@@ -80,6 +81,7 @@ class GradientAveraging(Averaging):
         new = [i for i in self._last_first if i in declared and (i, "") not in self.tensors]
         if not new:
             return
+        withdraw_dropped(self.exchange, call)
         compressed = [(i, self._compressions.of(i)) for i in new]
         tensors = [
             tensor_of(f"{self._name}.{i}", self._params[i], i, params, self._on_nonfinite)

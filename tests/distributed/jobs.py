@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import mxnet as mx
@@ -815,6 +816,54 @@ def drifting(arguments):
             said = str(error)
         result.update({f"said{number}": np.array(said), f"last{number}": np.array(last)})
     return result
+
+
+def dropped(arguments):
+    """Make trainers one after the other, each of which replaces the last, in several ways.
+
+    Returns the final weights of each, "NUMBER/ROUND/w", and after each the number of declared
+    tensors, "tensors", and of the keys on servers, "keys". In the second round worker 0 keeps the
+    trainer until the fourth.
+    """
+    exchange = default_exchange()
+    result, kept = {"tensors": [], "keys": []}, []
+    for number, way in enumerate(arguments):
+        for turn in range(6):
+            param = mx.gluon.Parameter("w", shape=(40, 5), grad_stype=way.get("stype", "default"))
+            param.initialize("ones")
+            compressed = way.get("compression_params")
+            trainer = bps.DistributedTrainer(
+                [param],
+                "sgd",
+                {"learning_rate": 0.5},
+                compression_params=compressed,
+                algorithm=way.get("algorithm"),
+            )
+            for step in range(3):
+                (gradient,) = gradients_of(bps.rank(), step, [(40, 5)])
+                _give(param, mx.nd.array(gradient).tostype(way.get("stype", "default")))
+                trainer.step(1)
+            result[f"{number}/{turn}/w"] = param.data().asnumpy()
+            if bps.rank() == 0:
+                kept = {1: [trainer], 4: []}.get(turn, kept)
+            result["tensors"].append(len(exchange.channels.tensors))
+            servers = getattr(exchange, "_servers", None)
+            result["keys"].append(sum(servers._allocator._next) if servers else 0)
+    return {name: np.array(values) for name, values in result.items()}
+
+
+def peak(arguments):
+    """Return the peak of NumPy's memory while the parameters of rank 0 are broadcast, in bytes."""
+    arrays = [mx.nd.full(size, bps.rank() + 3.0) for size in arguments["sizes"]]
+    mx.nd.waitall()
+    tracemalloc.start()
+    try:
+        bps.broadcast_parameters(dict(enumerate(arrays)), root_rank=0)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    equal = all((array.asnumpy() == 3).all() for array in arrays)
+    return {"peak": np.array(peak_bytes), "equal": np.array(equal)}
 
 
 def frozen(arguments):
