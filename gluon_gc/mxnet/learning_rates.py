@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+import copy
+from typing import Any, Sequence
 
+import mxnet as mx
+from mxnet.lr_scheduler import LRScheduler
 from mxnet.optimizer import Optimizer
 
 
 def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:
-    """The learning rate of the next update, which will change these parameters."""
+    """The learning rate of the next update, which will change these parameters.
+
+    Schedulers may count their calls, or change when they see a higher number of updates. So only a
+    copy of the scheduler is asked.
+    """
     if optimizer.lr_scheduler is None:
         return optimizer.learning_rate
-    counts, first = optimizer._index_update_count, optimizer.begin_num_update
-    numbers = [counts.get(i, first) + 1 for i in indices]
-    return optimizer.lr_scheduler(max([optimizer.num_update, *numbers]))
+    number = optimizer.num_update
+    if not isinstance(optimizer, mx.optimizer.LBSGD):  # which asks before it counts the update
+        counts, first = optimizer._index_update_count, optimizer.begin_num_update
+        number = max([number, *(counts.get(i, first) + 1 for i in indices)])
+    return _copied(optimizer.lr_scheduler, True)(number)
+
+
+def _copied(value: Any, whole: bool = False) -> Any:
+    """A copy of schedulers and containers in a value; other objects, such as networks, stay."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if whole or isinstance(value, LRScheduler):
+        clone = copy.copy(value)
+        if hasattr(clone, "__dict__") and clone is not value:  # a function has no copy
+            vars(clone).update({name: _copied(item) for name, item in vars(value).items()})
+        return clone
+    return value
