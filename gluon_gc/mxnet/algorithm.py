@@ -106,11 +106,11 @@ class AlgorithmAveraging(Averaging):
         self._require_same_parameters(indices)
         if self._declared:
             return
-        withdraw_dropped(self.exchange, call)
         if self._automatic.undecided:
             self._take(of_root(self.exchange, self._proposed))
         facts = [("the trainer", {"algorithm": self.described}), *about]
         facts += self._facts(optimizer, indices, indices)
+        withdraw_dropped(self.exchange, call, facts)
         self._averaged.clear()
         self._averaged.update((i, self._params[i]) for i in indices[::-1])
         require_parameters(self._algorithm.name, self._averaged.values())

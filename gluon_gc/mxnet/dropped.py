@@ -11,21 +11,31 @@ import gc
 import mxnet as mx
 import numpy as np
 
+from ..agreement import Facts
 from .exchange import Exchange
 from .totals import total
 
 _MOST = 64  # owners that are looked at together, the oldest first
 
 
-def withdraw_dropped(exchange: Exchange, call: str) -> None:
+def withdraw_dropped(exchange: Exchange, call: str, about: Facts) -> None:
     """Withdraw the tensors of owners that no worker has any more; all workers call this.
 
     It waits for all exchanges, unless there is only one owner.
+
+    Parameters
+    ----------
+    exchange : Exchange
+    call : str
+        The user's function that needs this, for errors.
+    about : Facts
+        Facts that must be the same on all workers.
     """
     owners = list(exchange.owners.items())[:_MOST]
     if len(exchange.owners) < 2:
         return
-    exchange.agree(call, [("the process", {"trainers": [name for name, _ in owners]})])
+    names = [name for name, _ in owners]
+    exchange.agree(call, [*about, ("the process", {"trainers": names})])
     gc.collect()  # a trainer refers to itself
     dropped = np.zeros(_MOST, np.float32)
     dropped[: len(owners)] = [owner() is None for _, owner in owners]

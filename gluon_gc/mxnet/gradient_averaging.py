@@ -81,7 +81,7 @@ class GradientAveraging(Averaging):
         new = [i for i in self._last_first if i in declared and (i, "") not in self.tensors]
         if not new:
             return
-        withdraw_dropped(self.exchange, call)
+        withdraw_dropped(self.exchange, call, about)
         compressed = [(i, self._compressions.of(i)) for i in new]
         tensors = [
             tensor_of(f"{self._name}.{i}", self._params[i], i, params, self._on_nonfinite)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Sequence
+from typing import Any, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.lr_scheduler import LRScheduler
@@ -11,18 +11,24 @@ from mxnet.optimizer import Optimizer
 
 
 def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:
-    """The learning rate of the next update, which will change these parameters.
+    """The learning rate of the next update, which will change these parameters."""
+    return ask_ahead(optimizer, indices)[0]
+
+
+def ask_ahead(optimizer: Optimizer, indices: Sequence[int]) -> Tuple[float, Any]:
+    """The learning rate of the next update, and the scheduler in the state after it, if any.
 
     Schedulers may count their calls, or change when they see a higher number of updates. So only a
     copy of the scheduler is asked.
     """
     if optimizer.lr_scheduler is None:
-        return optimizer.learning_rate
+        return optimizer.learning_rate, None
     number = optimizer.num_update
     if not isinstance(optimizer, mx.optimizer.LBSGD):  # which asks before it counts the update
         counts, first = optimizer._index_update_count, optimizer.begin_num_update
         number = max([number, *(counts.get(i, first) + 1 for i in indices)])
-    return _copied(optimizer.lr_scheduler, True)(number)
+    scheduler = _copied(optimizer.lr_scheduler, whole=True)
+    return scheduler(number), scheduler
 
 
 def _copied(value: Any, whole: bool = False) -> Any:

@@ -177,7 +177,7 @@ class DistributedTrainer(ReportingTrainer):
         writes_trace = env.get("BYTEPS_TRACE_ON") and number == 0
         if writes_trace:
             trace.writable(str(exchange.local_rank))
-        broadcast_initial(self._params, self._broadcast)
+        broadcast_initial(self._averaging.exchange, self._params, self._broadcast)
         self._is_first_step = True
         self._trace = trace.Trace(str(exchange.local_rank)) if writes_trace else None
 
@@ -193,7 +193,7 @@ class DistributedTrainer(ReportingTrainer):
             return
         if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):
             self._is_first_step |= not runtime.goes_on()  # it may be the first one of new workers
-            broadcast_initial(self._params, self._broadcast)
+            broadcast_initial(self._averaging.exchange, self._params, self._broadcast)
 
     def _start_equal(self) -> None:
         """In the first step, broadcast parameters and states that differ between workers."""

@@ -1224,7 +1224,13 @@ def disagreements(arguments):
         optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.5 + odd))
         optimizer.update(0, mx.nd.ones(2), mx.nd.ones(2), None)
 
+    def deferred():
+        param = mx.gluon.Parameter("w", shape=(3, 0 if odd else 2), allow_deferred_init=True)
+        param.initialize()
+        bps.DistributedTrainer([param], "sgd")
+
     calls = {name: functools.partial(train, **way) for name, way in ways.items()}
+    calls["deferred"] = deferred
     calls["optimizer"] = update
     for name, how in {"name": {"name": "ab"[odd]}, "sum": {"name": "c", "is_average": odd}}.items():
         calls[name] = functools.partial(bps.byteps_push_pull, mx.nd.ones(2), **how)
