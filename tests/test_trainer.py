@@ -413,6 +413,24 @@ def test_wrong_arguments_are_refused():
         bps.DistributedTrainer([], "sgd", kvstore=3)
     with pytest.raises(ValueError, match=r"root_rank must be in \[0, 1\), got 1"):
         bps.DistributedTrainer([], "sgd", kvstore="local", root_rank=1)
+    with pytest.raises(TypeError, match="an mxnet Optimizer, got Trainer: pass its optimizer's"):
+        bps.DistributedTrainer([], Trainer(make([(1,)], {})[0], "sgd"), kvstore="local")
+    with pytest.raises(TypeError, match="an mxnet Optimizer, got int$"):
+        bps.DistributedTrainer([], 3, kvstore="local")
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"stype": "row_sparse", "grad_stype": "row_sparse"}, "dense weights, got stype 'row_sp"),
+        ({"dtype": np.dtype([("bfloat16", np.uint16)])}, "float16 or float64, got bfloat16"),
+        ({"dtype": "bfloat16"}, "float16 or float64, got bfloat16"),
+    ],
+)
+def test_weights_that_cannot_be_broadcast_are_refused_by_name(settings, said):
+    param = Parameter("w", shape=(4, 3), **settings)
+    with pytest.raises(ValueError, match=f"parameter w must .*{said}"):
+        bps.DistributedTrainer([param], "sgd", kvstore="local")
 
 
 @pytest.mark.parametrize(

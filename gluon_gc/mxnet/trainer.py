@@ -27,7 +27,12 @@ from .momentum import momentum_of
 from .optimizer_states import OptimizerStates
 from .parameters import Parameters, in_order_of_backward
 from .reporting_trainer import ReportingTrainer
-from .trainer_arguments import as_optimizer, require_positive, require_update_on_workers
+from .trainer_arguments import (
+    as_optimizer,
+    require_dense_weights,
+    require_positive,
+    require_update_on_workers,
+)
 
 _trainer_numbers = itertools.count()  # equal on all workers: they create trainers in one order
 
@@ -139,6 +144,7 @@ class DistributedTrainer(ReportingTrainer):
         self._own_exchange, self._root_rank = not runtime.is_default(exchange), root_rank
         if not 0 <= root_rank < exchange.num_workers:
             raise ValueError(f"root_rank must be in [0, {exchange.num_workers}), got {root_rank}")
+        require_dense_weights(params)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         number = next(_trainer_numbers)
         self._name = f"trainer{number}"
