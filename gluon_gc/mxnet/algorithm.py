@@ -315,5 +315,19 @@ class AlgorithmAveraging(Averaging):
             vector = request.vectors[name]
             averages[name] = mx.nd.empty(vector.shape, vector.context, vector.dtype)
             gradients[tensor] = exchange.channels.gradient(tensor, [vector], [averages[name]])
+        names, step = set(gradients), self.steps
+        delayed = request.delay and self._on_nonfinite != "propagate"
+        before = exchange.channels.nonfinite(names) if delayed else 0
         exchange.start(Job(gradients, 1.0 / exchange.num_workers))
-        return lambda: averages
+
+        def arrived() -> Dict[str, NDArray]:
+            if delayed:
+                self.framework.wait(averages.values())
+                if exchange.channels.nonfinite(names) > before:  # MXNet raises an error only once
+                    raise mx.MXNetError(
+                        f"the average of round '{request.kind}' of step {step} had a NaN or an "
+                        "infinity: the script has caught this error"
+                    )
+            return averages
+
+        return arrived
