@@ -45,7 +45,7 @@ class GpuShares:
         return [gpus[number_of[c]] if c in number_of else None for c in channels]
 
     def forget(self) -> None:
-        """Forget the shares of all sets of channels, some of which are no longer used."""
+        """Forget the shares of all sets, because channels have been withdrawn."""
         self._known.clear()
 
     def _shares(self, channels: Sequence[Channel], gpus: int) -> Dict[Channel, int]:

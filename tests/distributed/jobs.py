@@ -819,7 +819,7 @@ def drifting(arguments):
 
 
 def dropped(arguments):
-    """Make trainers one after the other, each of which replaces the last, in several ways.
+    """Make trainers in several ways; each one replaces the last.
 
     Returns the final weights of each, "NUMBER/ROUND/w", and after each the number of declared
     tensors, "tensors", and of the keys on servers, "keys". In the second round worker 0 keeps the
