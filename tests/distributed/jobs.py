@@ -1133,6 +1133,26 @@ def grow(arguments):
     return {**copies, "steps": np.array(trainer._averaging.steps)}
 
 
+def grow_by_hand(arguments):
+    """As `grow`, with a DistributedOptimizer and MXNet's Updater, as Module does."""
+    old = bps.size() == 1
+    scheduler = mx.lr_scheduler.FactorScheduler(1, 0.9)
+    inner = mx.optimizer.create(
+        arguments["optimizer"], lr_scheduler=scheduler, **arguments["options"]
+    )
+    update = mx.optimizer.get_updater(bps.DistributedOptimizer(inner))
+    weight = mx.nd.full((5, 7), 1 if old else 9)
+    for step in range(0 if old else 3, 6):
+        if old and step == 3:
+            bps.suspend()
+            os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
+            bps.resume(num_workers=2, num_servers=1)
+        (gradient,) = gradients_of(bps.rank(), step, [(5, 7)])
+        update(0, mx.nd.array(gradient), weight)
+    copies = dict.fromkeys(["weight0", "weight1"], weight.asnumpy())
+    return {**copies, "steps": np.array(inner.num_update)}
+
+
 def again(arguments):
     """Return the number of workers in a cluster, and in a second one that is joined afterwards."""
     sizes = [bps.size()]

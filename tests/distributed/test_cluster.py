@@ -214,9 +214,16 @@ def test_workers_go_on_in_another_cluster_and_in_one_of_another_size(tmp_path):
         second.stop()
 
 
-@pytest.mark.parametrize("optimizer, options", [("sgd", {"momentum": 0.9}), ("adam", {})])
+@pytest.mark.parametrize(
+    "job, optimizer, options",
+    [
+        ("grow", "sgd", {"momentum": 0.9}),
+        ("grow", "adam", {}),
+        ("grow_by_hand", "sgd", {"momentum": 0.9}),
+    ],
+)
 def test_a_new_worker_goes_on_from_the_parameters_and_states_of_the_old_one(
-    tmp_path, optimizer, options
+    tmp_path, job, optimizer, options
 ):
     first, second = Cluster(tmp_path, 1, 1), Cluster(tmp_path, 2, 1)
     port = second.environment["DMLC_PS_ROOT_PORT"]
@@ -224,8 +231,8 @@ def test_a_new_worker_goes_on_from_the_parameters_and_states_of_the_old_one(
     try:
         first.start_roles()
         second.start_roles("2")
-        first.start_worker(0, "grow", arguments)
-        second.start_worker(1, "grow", arguments)
+        first.start_worker(0, job, arguments)
+        second.start_worker(1, job, arguments)
         first.wait_for_end()
         results = second.results()
     finally:
