@@ -57,7 +57,7 @@ def problem(rows: np.ndarray, chosen: Sequence[Sample], names: Sequence[str], ca
     names : sequence of str
         The names of all parameters.
     call : str
-        The call before which the samples were taken.
+        The event before which the samples were taken.
     """
     begin = 0
     for sample in chosen:

@@ -223,8 +223,6 @@ class AlgorithmAveraging(Averaging):
         self.prepare(optimizer, "step", about)
         self._decide(optimizer, about)
         params = list(self._averaged.values())
-        if self._algorithm.equal_parameters:
-            self._weight_check.require_equal()
         freshness.renew_everywhere(params)
         if self._is_left_out(params, scaler, about):
             freshness.use_up(params)
@@ -234,7 +232,7 @@ class AlgorithmAveraging(Averaging):
             sum_over_contexts(gradients)
             gradients[0] *= scale
         if self._algorithm.equal_parameters:
-            self._weight_check.start(params, self.steps + 1)
+            self._weight_check.before_update(params, self.steps + 1)
         needs_adam = self._algorithm.needs_adam
         adam = WrappedAdam(self._updaters, self._averaged) if needs_adam else None
         try:

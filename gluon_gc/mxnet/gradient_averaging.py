@@ -141,7 +141,6 @@ class GradientAveraging(Averaging):
             self._skipped = True  # all workers skip, because the check is collective
             return
         self.prepare(optimizer, "step", about)
-        self._weight_check.require_equal()
         if self._unused and self._updated and not self._warned:
             self._warn_of_unused(indices)
         gradients = {i: self._params[i].list_grad() for i in indices}
@@ -150,7 +149,6 @@ class GradientAveraging(Averaging):
             self._moved(self.names())
         if indices:
             self._start(gradients, scale, ratios)
-        self._weight_check.start([self._params[i] for i in self.with_gradients()], self.steps)
         self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
         self._unused = bool(indices) and not self._skipped
         if not self._skipped:
@@ -166,6 +164,9 @@ class GradientAveraging(Averaging):
         if self._skipped:
             freshness.use_up(self._params)
             return
+        if self._unused:  # if not, this worker may make a local step
+            trained = [self._params[i] for i in self.with_gradients()]
+            self._weight_check.before_update(trained, self.steps)
         update(rescale, ignore_stale_grad)
         self._unused, self._updated = False, True
 

@@ -19,8 +19,8 @@ from .totals import total
 class WeightCheck:
     """The checks of one trainer in one exchange; all workers make the same calls.
 
-    A check sums an array in which each worker has filled its own row. The next check, `EVERY` steps
-    later, reads the sum: until then it has arrived, so training need not wait.
+    A check sums an array in which each worker has filled its own row. The next check, `EVERY`
+    updates later, reads the sum: until then it has arrived, so training need not wait.
 
     Parameters
     ----------
@@ -31,37 +31,41 @@ class WeightCheck:
 
     def __init__(self, exchange: Exchange, name: str) -> None:
         self._exchange, self._name = exchange, name
-        self._steps = 0
+        self._updates = 0
         self._pending: Optional[Tuple[NDArray, Sequence[Sample], Sequence[str], str]] = None
 
-    def require_equal(self) -> None:
-        """Count a step. If a check is due in it, raise RuntimeError if the last one failed.
+    def before_update(self, params: Sequence[Parameter], step: int) -> None:
+        """Count an update with averages. If a check is due, queue it, and read the last one.
 
-        All workers raise the error in the same step, before they have exchanged anything.
-        """
-        self._steps += 1
-        if self._pending is not None and self._is_due():
-            rows, *about = self._pending
-            problem = weight_samples.problem(rows.asnumpy(), *about)
-            if problem:
-                raise RuntimeError(problem)
-
-    def start(self, params: Sequence[Parameter], number: int) -> None:
-        """If a check is due in this step, queue it, behind all gradients.
+        The weights must be equal before an update. At other times they need not be: a script may
+        change them for a while, as sharpness-aware minimization does for a second backward pass.
 
         Parameters
         ----------
         params : sequence of Parameter
             The parameters that are trained.
-        number : int
-            The number of the step, whose update is not queued yet.
+        step : int
+            The number of the step.
+
+        Raises
+        ------
+        RuntimeError
+            The last check has found a difference. All workers raise it in the same step.
         """
-        if self._exchange.num_workers == 1 or not self._is_due():
+        self._updates += 1
+        if self._exchange.num_workers == 1 or self._updates % EVERY != 1:
             return
+        if self._pending is not None:
+            rows, *about = self._pending
+            problem = weight_samples.problem(rows.asnumpy(), *about)
+            if problem:
+                raise RuntimeError(problem)
         weights = [(param.name, first_copy(param)) for param in params]
         weights = [(name, array) for name, array in weights if np.dtype(array.dtype).kind == "f"]
         names = [name for name, _ in weights]
-        chosen = weight_samples.samples(self._steps // EVERY, [array.size for _, array in weights])
+        chosen = weight_samples.samples(
+            self._updates // EVERY, [array.size for _, array in weights]
+        )
         rows = mx.nd.zeros((self._exchange.num_workers, PARAMETERS * ELEMENTS))
         if chosen:
             parts = [
@@ -71,7 +75,4 @@ class WeightCheck:
             own = mx.nd.concat(*(part.as_in_context(mx.cpu()) for part in parts), dim=0)
             rows[self._exchange.rank, : own.size] = own
         total(self._exchange, self._name, rows, "step")
-        self._pending = rows, chosen, names, f"step {number}"
-
-    def _is_due(self) -> bool:
-        return self._steps % EVERY == 1
+        self._pending = rows, chosen, names, f"the update of step {step}"

@@ -789,7 +789,8 @@ def drifting(arguments):
     """Train for 20 steps on equal gradients, in several ways; returns the error of each, if any.
 
     arguments: for each way, optional settings: trainer (trainer arguments, with the optimizer),
-    changes ("w", or the "frozen" parameter or the running "mean", of worker 1 before step 4).
+    changes ("w", or the "frozen" parameter or the running "mean", of worker 1 before step 4),
+    by_hand (weights differ for a while in each step).
     """
     result = {}
     for number, way in enumerate(arguments):
@@ -809,9 +810,21 @@ def drifting(arguments):
                 if step == 4 and bps.rank() == 1 and way.get("changes"):
                     changed = params[way["changes"]]
                     changed.set_data(changed.data() * 1.25)
-                _backward([params["w"]], gradients_of(0, step, [(30, 10)]))
-                last = step
-                trainer.step(1)
+                last, gradient = step, gradients_of(0, step, [(30, 10)])
+                if not way.get("by_hand"):
+                    _backward([params["w"]], gradient)
+                    trainer.step(1)
+                    continue
+                weight = params["w"].data().copy()
+                params["w"].set_data(weight + bps.rank())  # as sharpness-aware minimization does
+                _backward([params["w"]], gradient)
+                trainer.allreduce_grads(1)
+                params["w"].set_data(weight)
+                trainer.update(1)
+                for _ in range(bps.rank()):  # local steps
+                    _backward([params["w"]], gradient)
+                    trainer.update(1)
+                bps.broadcast_parameters([params["w"]])
         except RuntimeError as error:
             said = str(error)
         result.update({f"said{number}": np.array(said), f"last{number}": np.array(last)})

@@ -76,6 +76,7 @@ DRIFTING = [
     {"trainer": {"algorithm": "powersgd"}, "changes": "w"},
 ]
 EQUAL = [
+    {"trainer": {}, "by_hand": True},
     {"trainer": {}, "changes": "frozen"},
     {"trainer": {}, "changes": "mean"},
     {"trainer": {"optimizer": "sgld", "algorithm": {"name": "local_steps", "every": 9}}},
@@ -89,7 +90,10 @@ def test_weights_that_differ_between_workers_are_an_error_on_all_workers_in_the_
     for number in range(len(DRIFTING)):
         for result in results:
             said = str(result[f"said{number}"])
-            assert "the weights of w differ between worker 0 and worker 1 before step 9" in said
+            assert (
+                "the weights of w differ between worker 0 and worker 1 before the update of step 9"
+                in said
+            )
             assert result[f"last{number}"] == 17
     for number in range(len(DRIFTING), len(DRIFTING) + len(EQUAL)):
         assert [str(result[f"said{number}"]) for result in results] == ["", ""], number
