@@ -57,6 +57,7 @@ class WeightCheck:
             return
         if self._pending is not None:
             rows, *about = self._pending
+            self._pending = None  # a script may broadcast the weights, and go on
             problem = weight_samples.problem(rows.asnumpy(), *about)
             if problem:
                 raise RuntimeError(problem)

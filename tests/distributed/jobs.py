@@ -868,6 +868,7 @@ def dropped(arguments):
 def peak(arguments):
     """Return the peak of NumPy's memory while the parameters of rank 0 are broadcast, in bytes."""
     arrays = [mx.nd.full(size, bps.rank() + 3.0) for size in arguments["sizes"]]
+    arrays.insert(1, mx.nd.full((4, 2), bps.rank() + 3.0).tostype("row_sparse"))
     mx.nd.waitall()
     tracemalloc.start()
     try:

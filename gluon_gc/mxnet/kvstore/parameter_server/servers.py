@@ -93,9 +93,12 @@ class Servers:
         """Overwrite arrays of any dtype with the root worker's arrays, bit for bit.
 
         The servers sum: the root sends its bytes framed as floats, all other workers send zeros.
-        The arrays travel in pieces, so the call needs little memory besides them.
+        The arrays travel in pieces, so the call needs little memory besides them. Sparse arrays
+        become dense on their way.
         """
-        arrays = legacy(arrays)
+        sparse = [array for array in arrays if array.stype != "default"]
+        dense = [array.tostype("default") for array in sparse]
+        arrays = [*legacy(a for a in arrays if a.stype == "default"), *dense]
         num_bytes = sum(array.size * np.dtype(array.dtype).itemsize for array in arrays)
         lane_words = self._lane_words(num_bytes)
         keys, buffers = self._lanes_of(lane_words)
@@ -103,7 +106,7 @@ class Servers:
         while True:
             batch = list(itertools.islice(pages, self.count))
             if not batch:
-                return
+                break
             for key, buffer, page in zip(keys, buffers, batch):
                 words = np.zeros(lane_words, np.float32)
                 if is_root:
@@ -116,6 +119,8 @@ class Servers:
             if not is_root:
                 for page, answer in zip(batch, answers):
                     _write(page, answer)
+        for array, values in zip(sparse, dense):
+            values.tostype(array.stype).copyto(array)
 
     def _lane_words(self, num_bytes: int) -> int:
         """The length of the arrays in which this number of bytes travels, a power of two."""
