@@ -112,6 +112,21 @@ def test_another_number_of_fragments_keeps_the_residuals(tmp_path, before, now):
         assert residual.any() or place.node == "aggregator"
 
 
+def test_a_file_from_before_the_choice_of_auto_is_for_a_new_trainer(tmp_path):
+    file, auto = str(tmp_path / "states"), {"compressor": "auto", "accuracy": "aggressive"}
+    algorithm = {"name": "local_steps"}
+    params, trainer = trained(3, auto, algorithm=algorithm)
+    trainer.save_states(file)
+    weights = [param.data().asnumpy() for param in params]
+    train(params, trainer, SHAPES, 9)
+    with pytest.raises(ValueError, match='saved before "auto" has chosen, but here it has chosen'):
+        trainer.load_states(file)
+    params, trainer = make(SHAPES, SGD, auto, algorithm=algorithm)
+    trainer.load_states(file)
+    for param, weight in zip(params, weights):
+        np.testing.assert_array_equal(param.data().asnumpy(), weight)
+
+
 def residuals(file):
     """Yield the residuals in a file, without the number of their fragment."""
     for place, array in checkpoint.read(file).arrays.items():

@@ -30,6 +30,7 @@ LAYERS = {
     "kernels": set(),
     "launch": {"kernels"},
     "learning_rates": set(),
+    "weight_samples": set(),
     "options": set(),
     "plan": {"agreement", "compression", "kernels"},
     "random_streams": {"compression", "plan"},

@@ -198,6 +198,30 @@ def test_training_with_an_algorithm_goes_on_after_an_error(algorithm, bad, compr
     assert (weights[-1] != weights[failed[0]]).any()
 
 
+@pytest.mark.parametrize("compression", [None, ONEBIT], ids=["uncompressed", "onebit"])
+@pytest.mark.parametrize("saves", [True, False])
+def test_an_overlapped_average_that_failed_is_an_error_even_if_the_script_has_caught_it(
+    compression, saves, tmp_path
+):
+    algorithm = {"name": "local_steps", "every": 4, "overlap": 2}
+    params, trainer = make([(N,)], {"learning_rate": 0.5}, compression, algorithm=algorithm)
+    said = {}
+    for step in range(1, 9):
+        values = [np.ones(N, np.float32)]
+        values[0][7] = np.nan if step == 2 else 1
+        backward(params, values)
+        try:
+            trainer.step(1)
+        except mx.MXNetError as error:
+            said[step] = str(error)
+        if step == 4:
+            with pytest.raises(mx.MXNetError, match="difference of p0"):
+                trainer.save_states(str(tmp_path / "states")) if saves else mx.nd.waitall()
+    expected = "difference of p0 has a NaN" if saves else "round 'difference' of step 4 had a NaN"
+    assert list(said) == [6] and expected in said[6]
+    np.testing.assert_array_equal(params[0].data().asnumpy(), 1 - 0.5 * 2)
+
+
 def test_skipping_counts_uncompressed_gradients_too():
     params, trainer = trained(None, "skip")
     backward(params, gradient(0, np.nan))

@@ -130,6 +130,46 @@ def test_uncompressed_and_alone_it_does_what_gluons_trainer_does(optimizer_param
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+class CountsCalls(mx.lr_scheduler.LRScheduler):
+    """A scheduler that must be called as often as MXNet calls it; its rates depend on all calls."""
+
+    def __init__(self):
+        super().__init__(base_lr=0.5)
+        self.calls, self.inner = [], mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0)
+
+    def __call__(self, num_update):
+        self.calls.append(num_update)
+        return self.inner(num_update) * self.base_lr / len(self.calls)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lbsgd"])
+@pytest.mark.parametrize(
+    "scheduler", [CountsCalls, lambda: mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5)]
+)
+def test_a_scheduler_is_asked_only_by_the_optimizer(optimizer, scheduler):
+    shapes, weights = [(4, 3), (5,)], []
+    for ours in (True, False):
+        settings = {"lr_scheduler": scheduler()}
+        params, trainer = make(shapes, settings, optimizer=optimizer)
+        if not ours:
+            settings = {"lr_scheduler": scheduler()}
+            trainer = Trainer(params, optimizer, settings)
+        weights.append(train(params, trainer, shapes, 7))
+    for a, b in zip(*weights):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_nadam_has_one_schedule_for_all_contexts():
+    shapes, settings = [(6, 7), (3,)], {"learning_rate": 0.1}
+    both, trainer = make(shapes, settings, contexts=2, optimizer="nadam")
+    train(both, trainer, shapes, 5, batch_size=4)
+    one, trainer = make(shapes, settings, optimizer="nadam")
+    expected = train(one, trainer, shapes, 5, batch_size=2)
+    for param, weight in zip(both, expected):
+        for copied in param.list_data():
+            np.testing.assert_allclose(copied.asnumpy(), weight, rtol=1e-5)
+
+
 @pytest.mark.parametrize("params", [None, NESTEROV], ids=["uncompressed", "onebit"])
 def test_every_context_gets_the_sum_of_all_contexts(params):
     shapes, optimizer_params = [(6, 7), (3,)], {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
@@ -373,6 +413,24 @@ def test_wrong_arguments_are_refused():
         bps.DistributedTrainer([], "sgd", kvstore=3)
     with pytest.raises(ValueError, match=r"root_rank must be in \[0, 1\), got 1"):
         bps.DistributedTrainer([], "sgd", kvstore="local", root_rank=1)
+    with pytest.raises(TypeError, match="an mxnet Optimizer, got Trainer: pass its optimizer's"):
+        bps.DistributedTrainer([], Trainer(make([(1,)], {})[0], "sgd"), kvstore="local")
+    with pytest.raises(TypeError, match="an mxnet Optimizer, got int$"):
+        bps.DistributedTrainer([], 3, kvstore="local")
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"stype": "row_sparse", "grad_stype": "row_sparse"}, "dense weights, got stype 'row_sp"),
+        ({"dtype": np.dtype([("bfloat16", np.uint16)])}, "float16 or float64, got bfloat16"),
+        ({"dtype": "bfloat16"}, "float16 or float64, got bfloat16"),
+    ],
+)
+def test_weights_that_cannot_be_broadcast_are_refused_by_name(settings, said):
+    param = Parameter("w", shape=(4, 3), **settings)
+    with pytest.raises(ValueError, match=f"parameter w must .*{said}"):
+        bps.DistributedTrainer([param], "sgd", kvstore="local")
 
 
 @pytest.mark.parametrize(

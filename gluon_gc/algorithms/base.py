@@ -129,6 +129,8 @@ class Algorithm:
     averages_gradients : bool
         Whether gradients are averaged in every step. Workers then begin with the same parameters,
         and skip the same steps.
+    equal_parameters : bool
+        Whether all workers have equal parameters after each step.
     allows_freezing : bool
         Whether parameters may be frozen during training. Then steps only change the state of
         parameters with a gradient.
@@ -148,6 +150,7 @@ class Algorithm:
     own: ClassVar[Tuple[str, ...]] = ()
     spellings: ClassVar[Mapping[str, str]] = {}
     averages_gradients: ClassVar[bool] = False
+    equal_parameters: ClassVar[bool] = False
     allows_freezing: ClassVar[bool] = False
     needs_adam: ClassVar[bool] = False
     compresses: ClassVar[bool] = False

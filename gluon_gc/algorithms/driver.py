@@ -78,6 +78,10 @@ def is_arriving(kind: str) -> bool:
     return _ARRIVING in kind
 
 
+def _raise(error: Exception) -> Arrays:
+    raise error
+
+
 class Driver:
     """Runs one algorithm for one trainer.
 
@@ -158,8 +162,10 @@ class Driver:
     def finish(self) -> None:
         """Wait for the rounds that are under way. Their results still arrive in their steps."""
         for due, wait in self._under_way.items():
-            with suppress(Exception):
+            try:
                 self._under_way[due] = partial(dict, wait())
+            except Exception as error:  # some frameworks raise an error only once
+                self._under_way[due] = partial(_raise, error)
 
     def use(self, algorithm: Algorithm) -> None:
         """Run this algorithm from the next step on: the same one, with other options.

@@ -42,6 +42,7 @@ class OneBitAdam(Algorithm):
     description = "Adam, which sends compressed momentum after its variance is frozen"
     own = ("variance",)
     averages_gradients = True
+    equal_parameters = True
     allows_freezing = True
     needs_adam = True
     uncompressed = ("gradient",)

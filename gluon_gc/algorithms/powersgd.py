@@ -66,6 +66,7 @@ class PowerSGD(Algorithm):
     shared = ("left_factor", "right_factor")
     own = ("total",)
     averages_gradients = True
+    equal_parameters = True
     allows_freezing = True
     compresses = True
     chosen_option = "rank"

@@ -37,6 +37,7 @@ def check_algorithm(
 
     If `strict`, the options must be equal, too.
     """
+    _require_choice(name, there, here)
     if strict or there is None or here is None:
         check(name, "algorithm", there, here)
     else:
@@ -48,7 +49,18 @@ def check_parameter(
 ) -> None:
     """Raise ValueError unless these keys of a parameter are equal in file and trainer."""
     for key in keys:
+        _require_choice(name, there[key], here[key])
         check(name, f"{key} of parameter {called}", _carrying(there[key]), _carrying(here[key]))
+
+
+def _require_choice(name: str, there: Any, here: Any) -> None:
+    """Raise ValueError if a file is from before a choice of "auto" that was made here."""
+    chosen = [not isinstance(v, Mapping) or "auto" not in v.values() for v in (there, here)]
+    if chosen == [False, True]:
+        raise ValueError(
+            f"'{name}' was saved before \"auto\" has chosen, but here it has chosen: load the file "
+            "into a new trainer or optimizer, before its first step"
+        )
 
 
 def _carrying(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 
 class Progress:
@@ -15,7 +15,7 @@ class Progress:
     def __init__(self) -> None:
         self._sent = self._answered = 0
         self._doing = ""
-        self._watched: List[Tuple[int, Callable[[], Tuple[int, bool]]]] = []
+        self._watched: Dict[Callable[[], Tuple[int, bool]], int] = {}
 
     @contextmanager
     def waiting(self, doing: str = "") -> Iterator[None]:
@@ -37,13 +37,20 @@ class Progress:
 
         `messages` returns their number so far, and whether the last one is not answered yet.
         """
-        self._watched.append((server, messages))
+        self._watched[messages] = server
+
+    def unwatch(self, messages: Callable[[], Tuple[int, bool]]) -> None:
+        """Forget a function given to `watch`. Its messages are answered, and stay counted."""
+        if self._watched.pop(messages, None) is not None:
+            number, _ = messages()
+            self._sent += number
+            self._answered += number
 
     def now(self) -> Dict[str, Any]:
         """The numbers of messages and answers, the servers that have not answered, and the call."""
         sent, unanswered = self._sent, self._sent - self._answered
         servers = set()
-        for server, messages in list(self._watched):
+        for messages, server in list(self._watched.items()):
             number, awaited = messages()
             sent += number
             if awaited:

@@ -27,6 +27,7 @@ from .algorithm_states import AlgorithmStates
 from .amp import AgreedLossScaler, nonfinite_gradients
 from .automatic import decided, of_root, saved_compressions
 from .averaging import Averaging, Update
+from .dropped import withdraw_dropped
 from .exchange import Exchange
 from .framework import MXNet
 from .gradient import legacy, params_for, sum_over_contexts
@@ -96,7 +97,8 @@ class AlgorithmAveraging(Averaging):
                 "workers and ranks: call save_states before bps.suspend, and "
                 "load_states(files, strict=False) of a new trainer"
             )
-        self.exchange, self._declared = exchange, False
+        self._use(exchange)
+        self._declared = False
         return not self._begun
 
     def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
@@ -108,6 +110,7 @@ class AlgorithmAveraging(Averaging):
             self._take(of_root(self.exchange, self._proposed))
         facts = [("the trainer", {"algorithm": self.described}), *about]
         facts += self._facts(optimizer, indices, indices)
+        withdraw_dropped(self.exchange, call, facts)
         self._averaged.clear()
         self._averaged.update((i, self._params[i]) for i in indices[::-1])
         require_parameters(self._algorithm.name, self._averaged.values())
@@ -228,6 +231,8 @@ class AlgorithmAveraging(Averaging):
             gradients = legacy(param.list_grad())
             sum_over_contexts(gradients)
             gradients[0] *= scale
+        if self._algorithm.equal_parameters:
+            self._weight_check.before_update(params, self.steps + 1)
         needs_adam = self._algorithm.needs_adam
         adam = WrappedAdam(self._updaters, self._averaged) if needs_adam else None
         try:
@@ -308,5 +313,19 @@ class AlgorithmAveraging(Averaging):
             vector = request.vectors[name]
             averages[name] = mx.nd.empty(vector.shape, vector.context, vector.dtype)
             gradients[tensor] = exchange.channels.gradient(tensor, [vector], [averages[name]])
+        names, step = set(gradients), self.steps
+        delayed = request.delay and self._on_nonfinite != "propagate"
+        before = exchange.channels.nonfinite(names) if delayed else 0
         exchange.start(Job(gradients, 1.0 / exchange.num_workers))
-        return lambda: averages
+
+        def arrived() -> Dict[str, NDArray]:
+            if delayed:
+                self.framework.wait(averages.values())
+                if exchange.channels.nonfinite(names) > before:  # MXNet raises an error only once
+                    raise mx.MXNetError(
+                        f"the average of round '{request.kind}' of step {step} had a NaN or an "
+                        "infinity: the script has caught this error"
+                    )
+            return averages
+
+        return arrived

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from typing import (
     Any,
@@ -32,6 +33,7 @@ from . import trainer_facts
 from .amp import AgreedLossScaler
 from .compressions import Compressions
 from .exchange import Exchange
+from .weight_check import WeightCheck
 
 Update = Callable[[float, bool], None]
 """Applies the optimizer, given a factor for the gradients and `ignore_stale_grad`."""
@@ -87,7 +89,7 @@ class Averaging(ABC):
         compressions: Compressions,
         on_nonfinite: str,
     ) -> None:
-        self._name, self.exchange = name, exchange
+        self._name = name
         self._params, self._last_first = params, last_first
         self._compressions, self._on_nonfinite = compressions, on_nonfinite
         self.steps = 0
@@ -95,6 +97,7 @@ class Averaging(ABC):
         self.learning_rates = LearningRates()
         self.when_prepared: Callable[[], None] = lambda: None
         self._epoch: Optional[int] = None
+        self._use(exchange)
 
     # A subclass implements these
 
@@ -189,6 +192,12 @@ class Averaging(ABC):
         return
 
     # Shared by the subclasses
+
+    def _use(self, exchange: Exchange) -> None:
+        """Use another exchange from now on."""
+        self.exchange = exchange
+        exchange.owners[self._name] = weakref.ref(self)
+        self._weight_check = WeightCheck(exchange, f"{self._name}.weights")
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the compressors the epoch, counted from 0."""

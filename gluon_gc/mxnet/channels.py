@@ -42,9 +42,9 @@ class Channels:
 
     def hide(self, names: Collection[str]) -> List[AnyChannel]:
         """Remove the channels of these tensors, and return them."""
-        hidden = self.of(names)
+        hidden = dict.fromkeys(self.of(names))
         self._channels = [channel for channel in self if channel not in hidden]
-        return hidden
+        return list(hidden)
 
     def require_new(self, tensors: Iterable[Tensor]) -> None:
         """Raise ValueError if a tensor of the same name is declared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from typing import (
     Callable,
@@ -17,6 +18,7 @@ from typing import (
     Tuple,
 )
 
+import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
@@ -52,6 +54,9 @@ class Exchange(WorkerGroup):
     ----------
     channels : Channels
         The declared tensors, and the channels that carry them.
+    owners : dict
+        Weak references to the objects that have declared tensors named "NAME....", by NAME, in the
+        same order on all workers.
     when_declared : callable
         Is called with the names of new tensors after they are declared.
     """
@@ -61,6 +66,7 @@ class Exchange(WorkerGroup):
     def __init__(self) -> None:
         super().__init__()
         self.channels = Channels()
+        self.owners: Dict[str, weakref.ref] = {}
         self._aggregators: Dict[Channel, MessageCodec] = {}  # that run in this process
         self.when_declared: Callable[[Set[str]], None] = lambda names: None
         self._streams = StreamStarts(self.bytes_of_root)
@@ -192,10 +198,12 @@ class Exchange(WorkerGroup):
     def withdraw(self, names: Collection[str]) -> List[Tensor]:
         """Remove these tensors, and return them; all workers make the same call.
 
-        They must not share a message with any other tensor.
+        They must not share a message with any other tensor. The call waits for all exchanges.
         """
+        mx.nd.waitall()
         for channel in self.channels.hide(names):
             self._forget(channel)
+        self._gpus.forget()
         declared_tensors = self.channels.tensors
         return [declared_tensors.pop(name) for name in list(declared_tensors) if name in names]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
+import mxnet as mx
 from mxnet.gluon import Trainer
+from mxnet.optimizer import Updater
 
 from .amp import AgreedLossScaler
 from .averaging import Averaging
@@ -45,6 +47,27 @@ class HookedTrainer(Trainer):
         self._momentum.add_weight_decay(self._optimizer, self._params, rescale)
         with switched_off(self._optimizer):
             self._update(ignore_stale_grad)
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        """Update as gluon.Trainer does, but with the same schedule of Nadam on each context."""
+        if len(self._updaters) == 1 or not isinstance(self._optimizer, mx.optimizer.Nadam):
+            super()._update(ignore_stale_grad)
+            return
+        optimizer, updaters = self._optimizer, self._updaters
+        schedule = optimizer.m_schedule
+
+        def with_schedule(updater: Updater) -> Callable[..., None]:
+            def update(*tensors: Any) -> None:
+                optimizer.m_schedule = schedule
+                updater(*tensors)
+
+            return update
+
+        self._updaters = list(map(with_schedule, updaters))
+        try:
+            super()._update(ignore_stale_grad)
+        finally:
+            self._updaters = updaters
 
     # AMP: amp.init_trainer sets this attribute
 

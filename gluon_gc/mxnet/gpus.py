@@ -44,6 +44,10 @@ class GpuShares:
         number_of = self._shares(compressible, len(gpus))
         return [gpus[number_of[c]] if c in number_of else None for c in channels]
 
+    def forget(self) -> None:
+        """Forget the shares of all sets, because channels have been withdrawn."""
+        self._known.clear()
+
     def _shares(self, channels: Sequence[Channel], gpus: int) -> Dict[Channel, int]:
         key = (gpus, *channels)
         if key not in self._known:

@@ -19,6 +19,7 @@ from . import freshness
 from .amp import AgreedLossScaler
 from .automatic import Automatic, of_root, saved_compressions
 from .averaging import Averaging, Update
+from .dropped import withdraw_dropped
 from .exchange import Exchange
 from .gradient import Gradient, sums_of
 from .job import Job
@@ -68,7 +69,7 @@ class GradientAveraging(Averaging):
         self._warned_of_batch_size = False
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
-        self.exchange = exchange
+        self._use(exchange)
         self._stateful = {i for i, _ in self.tensors} if goes_on else set()
         self.tensors.clear()
         self._undo.applied()
@@ -87,6 +88,7 @@ class GradientAveraging(Averaging):
         new = [i for i in self._last_first if i in declared and (i, "") not in self.tensors]
         if not new:
             return
+        withdraw_dropped(self.exchange, call, about)
         compressed = [(i, self._compressions.of(i)) for i in new]
         tensors = [
             tensor_of(f"{self._name}.{i}", self._params[i], i, params, self._on_nonfinite)
@@ -185,6 +187,9 @@ class GradientAveraging(Averaging):
         if self._skipped:
             freshness.use_up(self._params)
             return
+        if self._unused:  # if not, this worker may make a local step
+            trained = [self._params[i] for i in self.with_gradients()]
+            self._weight_check.before_update(trained, self.steps)
         update(rescale, ignore_stale_grad)
         self.applied()
 

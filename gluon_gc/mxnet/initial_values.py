@@ -15,12 +15,27 @@ from .running_statistics import is_statistic
 Broadcast = Callable[[Sequence[Parameter]], None]
 
 
-def broadcast_initial(params: Sequence[Parameter], broadcast: Broadcast) -> None:
-    """Broadcast initialized parameters now, and deferred ones when they are initialized."""
-    broadcast([param for param in params if param._deferred_init == () and param._data is not None])
+def broadcast_initial(
+    exchange: Exchange, params: Sequence[Parameter], broadcast: Broadcast
+) -> None:
+    """Broadcast initialized parameters now, and deferred ones when they are initialized.
+
+    Raises
+    ------
+    RuntimeError
+        A parameter is initialized on some workers only.
+    """
+    values = {True: "is there", False: "comes with the first batch, which sets the shape"}
+    facts = [(f"parameter {p.name}", {"a value that": values[_is_ready(p)]}) for p in params]
+    exchange.agree("DistributedTrainer", facts)
+    broadcast([param for param in params if _is_ready(param)])
     for param in params:
         if param._deferred_init:
             _broadcast_when_initialized(param, broadcast)
+
+
+def _is_ready(param: Parameter) -> bool:
+    return param._deferred_init == () and param._data is not None
 
 
 def _broadcast_when_initialized(param: Parameter, broadcast: Broadcast) -> None:

@@ -78,7 +78,7 @@ class OptimizerStates:
         copies = [
             (f"the optimizer's state of {self._params[i].name}", arrays)
             for i in counts
-            for arrays in zip(*(_arrays(updater.states[i]) for updater in self._updaters))
+            for arrays in zip(*(arrays_of(updater.states[i]) for updater in self._updaters))
         ]
         broadcast_copies(exchange, copies, root_rank)
         return steps
@@ -148,13 +148,13 @@ def _counts(optimizer: Optimizer) -> Dict[int, int]:
     return highest
 
 
-def _arrays(state: Any) -> Iterator[NDArray]:
+def arrays_of(state: Any) -> Iterator[NDArray]:
     """The arrays in the state of a parameter, which may be a tuple of states."""
     if isinstance(state, NDArray):
         yield state
     elif isinstance(state, (tuple, list)):
         for part in state:
-            yield from _arrays(part)
+            yield from arrays_of(part)
 
 
 def _renumbered(values: Dict[int, Any], numbers: Dict[int, int]) -> Dict[int, Any]:

@@ -60,6 +60,7 @@ class Server:
             ((action, request),) = json.loads(body)["gluon_gc"].items()
             act = {
                 "configure": self._configure,
+                "forget": self._forget,
                 "save": self._save,
                 "load": self._load,
                 "keep_earlier": self._keep_earlier,
@@ -102,6 +103,11 @@ class Server:
             self._serving = True
             if env.get("BYTEPS_TRACE_ON"):
                 self._trace = trace.Trace(f"server{self._kv.rank}")
+
+    def _forget(self, keys: List[int]) -> None:
+        """Free the aggregators of these keys, until the keys are configured again."""
+        for key in keys:
+            self._aggregators.pop(key, None)
 
     def _save(self, request: Dict[str, Any]) -> None:
         """Prepare the next page of the aggregators' states, or the first page for new keys."""

@@ -28,7 +28,12 @@ from .momentum import momentum_of
 from .optimizer_states import OptimizerStates
 from .parameters import Parameters, in_order_of_backward
 from .reporting_trainer import ReportingTrainer
-from .trainer_arguments import as_optimizer, require_positive, require_update_on_workers
+from .trainer_arguments import (
+    as_optimizer,
+    require_dense_weights,
+    require_positive,
+    require_update_on_workers,
+)
 
 _trainer_numbers = itertools.count()  # equal on all workers: they create trainers in one order
 
@@ -142,6 +147,7 @@ class DistributedTrainer(ReportingTrainer):
         self._own_exchange, self._root_rank = not runtime.is_default(exchange), root_rank
         if not 0 <= root_rank < exchange.num_workers:
             raise ValueError(f"root_rank must be in [0, {exchange.num_workers}), got {root_rank}")
+        require_dense_weights(params)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         number = next(_trainer_numbers)
         self._name = f"trainer{number}"
@@ -180,7 +186,7 @@ class DistributedTrainer(ReportingTrainer):
         writes_trace = env.get("BYTEPS_TRACE_ON") and number == 0
         if writes_trace:
             trace.writable(str(exchange.local_rank))
-        broadcast_initial(self._params, self._broadcast)
+        broadcast_initial(self._averaging.exchange, self._params, self._broadcast)
         self._is_first_step = True
         self._trace = trace.Trace(str(exchange.local_rank)) if writes_trace else None
 
@@ -196,7 +202,7 @@ class DistributedTrainer(ReportingTrainer):
             return
         if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):
             self._is_first_step |= not runtime.goes_on()  # it may be the first one of new workers
-            broadcast_initial(self._params, self._broadcast)
+            broadcast_initial(self._averaging.exchange, self._params, self._broadcast)
 
     def _start_equal(self) -> None:
         """In the first step, broadcast parameters and states that differ between workers."""

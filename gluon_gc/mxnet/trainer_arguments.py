@@ -7,9 +7,11 @@ import warnings
 from typing import Any, Mapping, Optional, Tuple, Union
 
 import mxnet as mx
+from mxnet.gluon import Parameter, Trainer
 from mxnet.optimizer import Optimizer
 
 from .optimizer import DistributedOptimizer
+from .parameters import Parameters
 
 OptimizerParams = Optional[Mapping[str, Any]]
 
@@ -34,7 +36,13 @@ def require_update_on_workers(update_on_kvstore: Optional[bool]) -> None:
 def as_optimizer(
     given: Union[str, Optimizer], params: OptimizerParams
 ) -> Tuple[Optimizer, OptimizerParams]:
-    """The optimizer that a trainer was given, and the optimizer_params that are still to be set."""
+    """The optimizer that a trainer was given, and the optimizer_params that are still to be set.
+
+    Raises
+    ------
+    TypeError
+        It is neither an Optimizer nor a name.
+    """
     if isinstance(given, DistributedOptimizer):
         warning = (
             "DistributedTrainer averages gradients itself: it unwraps the DistributedOptimizer"
@@ -43,4 +51,25 @@ def as_optimizer(
         return given.unwrapped, params
     if isinstance(given, Optimizer):
         return given, params
+    if not isinstance(given, str):
+        hint = ": pass its optimizer's name and settings" if isinstance(given, Trainer) else ""
+        raise TypeError(
+            f"optimizer must be a name or an mxnet Optimizer, got {type(given).__name__}{hint}"
+        )
     return mx.optimizer.create(given, **(params or {})), None
+
+
+def require_dense_weights(params: Parameters) -> None:
+    """Raise ValueError if a parameter is row_sparse or bfloat16, which cannot be broadcast."""
+    given = params.values() if hasattr(params, "values") else params
+    for param in filter(lambda param: isinstance(param, Parameter), given):
+        if param._stype != "default":
+            raise ValueError(
+                f"parameter {param.name} must have dense weights, got stype '{param._stype}': only "
+                "its gradient may be row_sparse (grad_stype, or sparse_grad of Embedding)"
+            )
+        if "bfloat16" in str(param.dtype):
+            raise ValueError(
+                f"parameter {param.name} must be float32, float16 or float64, got bfloat16: cast "
+                "the network before DistributedTrainer"
+            )

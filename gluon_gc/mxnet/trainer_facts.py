@@ -10,7 +10,7 @@ from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
 from ..agreement import Facts
-from .learning_rates import next_rate
+from .learning_rates import ask_ahead
 
 _NOT_COMPARED = {
     "learning_rate",
@@ -35,11 +35,11 @@ def of_optimizer(optimizer: Optimizer, indices: Sequence[int] = ()) -> Facts:
     indices : sequence of int
         The parameters that the next update will change. That update's learning rate is compared.
     """
-    scheduler = optimizer.lr_scheduler
+    rate, scheduler = ask_ahead(optimizer, indices)
     values = {
         "class": type(optimizer).__name__,
         "lr_scheduler": None if scheduler is None else type(scheduler).__name__,
-        "learning_rate": _plain(next_rate(optimizer, indices)),
+        "learning_rate": _plain(rate),
         **_kept(optimizer),
     }
     scheduler_facts = [("the lr_scheduler", _kept(scheduler))] if scheduler is not None else []

@@ -69,6 +69,17 @@ def test_this_library_is_taken():
     assert imported_with(kernels.PATH) == ""
 
 
+def test_the_library_exports_only_its_interface_and_the_functions_that_mxnet_looks_up():
+    """A C++ symbol could bind to libmxnet.so's of that name, which `import horovod.mxnet` loads."""
+    listed = ["nm", "-D", "--defined-only", "--format=posix", str(kernels.PATH)]
+    symbols = subprocess.run(listed, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
+    names = {line.split()[0] for line in symbols.splitlines()}
+    declared = set(re.findall(r"GLUON_GC_API [^;(]*?(gluon_gc_\w+)\(", HEADER))
+    assert declared and declared <= names
+    known = re.compile(r"gluon_gc_\w+|initialize|_(msg|op|part|pass)[A-Z]\w*")
+    assert {name for name in names if not known.fullmatch(name)} == set()
+
+
 def structs_of_header():
     """Return the fields of each struct in abi.h, in order, by the struct's name."""
     code = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S)

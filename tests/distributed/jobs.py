@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import mxnet as mx
@@ -836,6 +837,101 @@ def changed(arguments):
     }
 
 
+def drifting(arguments):
+    """Train for 20 steps on equal gradients, in several ways; returns the error of each, if any.
+
+    arguments: for each way, optional settings: trainer (trainer arguments, with the optimizer),
+    changes ("w", or the "frozen" parameter or the running "mean", of worker 1 before step 4),
+    by_hand (weights differ for a while in each step).
+    """
+    result = {}
+    for number, way in enumerate(arguments):
+        mx.random.seed(bps.rank())
+        params = {
+            "w": mx.gluon.Parameter("w", shape=(30, 10)),
+            "frozen": mx.gluon.Parameter("frozen", shape=(5,), grad_req="null"),
+            "mean": mx.gluon.Parameter("mean", shape=(5,), differentiable=False),
+        }
+        for param in params.values():
+            param.initialize("ones")
+        settings = {"optimizer": "sgd", "optimizer_params": {"learning_rate": 0.1}}
+        trainer = bps.DistributedTrainer(list(params.values()), **{**settings, **way["trainer"]})
+        said, last = "", 0
+        try:
+            for step in range(1, 21):
+                if step == 4 and bps.rank() == 1 and way.get("changes"):
+                    changed = params[way["changes"]]
+                    changed.set_data(changed.data() * 1.25)
+                last, gradient = step, gradients_of(0, step, [(30, 10)])
+                if not way.get("by_hand"):
+                    _backward([params["w"]], gradient)
+                    trainer.step(1)
+                    continue
+                weight = params["w"].data().copy()
+                params["w"].set_data(weight + bps.rank())  # as sharpness-aware minimization does
+                _backward([params["w"]], gradient)
+                trainer.allreduce_grads(1)
+                params["w"].set_data(weight)
+                trainer.update(1)
+                for _ in range(bps.rank()):  # local steps
+                    _backward([params["w"]], gradient)
+                    trainer.update(1)
+                bps.broadcast_parameters([params["w"]])
+        except RuntimeError as error:
+            said = str(error)
+        result.update({f"said{number}": np.array(said), f"last{number}": np.array(last)})
+    return result
+
+
+def dropped(arguments):
+    """Make trainers in several ways; each one replaces the last.
+
+    Returns the final weights of each, "NUMBER/ROUND/w", and after each the number of declared
+    tensors, "tensors", and of the keys on servers, "keys". In the second round worker 0 keeps the
+    trainer until the fourth.
+    """
+    exchange = default_exchange()
+    result, kept = {"tensors": [], "keys": []}, []
+    for number, way in enumerate(arguments):
+        for turn in range(6):
+            param = mx.gluon.Parameter("w", shape=(40, 5), grad_stype=way.get("stype", "default"))
+            param.initialize("ones")
+            compressed = way.get("compression_params")
+            trainer = bps.DistributedTrainer(
+                [param],
+                "sgd",
+                {"learning_rate": 0.5},
+                compression_params=compressed,
+                algorithm=way.get("algorithm"),
+            )
+            for step in range(3):
+                (gradient,) = gradients_of(bps.rank(), step, [(40, 5)])
+                _give(param, mx.nd.array(gradient).tostype(way.get("stype", "default")))
+                trainer.step(1)
+            result[f"{number}/{turn}/w"] = param.data().asnumpy()
+            if bps.rank() == 0:
+                kept = {1: [trainer], 4: []}.get(turn, kept)
+            result["tensors"].append(len(exchange.channels.tensors))
+            servers = getattr(exchange, "_servers", None)
+            result["keys"].append(sum(servers._allocator._next) if servers else 0)
+    return {name: np.array(values) for name, values in result.items()}
+
+
+def peak(arguments):
+    """Return the peak of NumPy's memory while the parameters of rank 0 are broadcast, in bytes."""
+    arrays = [mx.nd.full(size, bps.rank() + 3.0) for size in arguments["sizes"]]
+    arrays.insert(1, mx.nd.full((4, 2), bps.rank() + 3.0).tostype("row_sparse"))
+    mx.nd.waitall()
+    tracemalloc.start()
+    try:
+        bps.broadcast_parameters(dict(enumerate(arrays)), root_rank=0)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    equal = all((array.asnumpy() == 3).all() for array in arrays)
+    return {"peak": np.array(peak_bytes), "equal": np.array(equal)}
+
+
 def frozen(arguments):
     """Train two parameters, and freeze the second one before the last step."""
     shapes = [(40,), (7,)]
@@ -1103,6 +1199,26 @@ def grow(arguments):
     return {**copies, "steps": np.array(trainer._averaging.steps)}
 
 
+def grow_by_hand(arguments):
+    """As `grow`, with a DistributedOptimizer and MXNet's Updater, as Module does."""
+    old = bps.size() == 1
+    scheduler = mx.lr_scheduler.FactorScheduler(1, 0.9)
+    inner = mx.optimizer.create(
+        arguments["optimizer"], lr_scheduler=scheduler, **arguments["options"]
+    )
+    update = mx.optimizer.get_updater(bps.DistributedOptimizer(inner))
+    weight = mx.nd.full((5, 7), 1 if old else 9)
+    for step in range(0 if old else 3, 6):
+        if old and step == 3:
+            bps.suspend()
+            os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
+            bps.resume(num_workers=2, num_servers=1)
+        (gradient,) = gradients_of(bps.rank(), step, [(5, 7)])
+        update(0, mx.nd.array(gradient), weight)
+    copies = dict.fromkeys(["weight0", "weight1"], weight.asnumpy())
+    return {**copies, "steps": np.array(inner.num_update)}
+
+
 def again(arguments):
     """Return the number of workers in a cluster, and in a second one that is joined afterwards."""
     sizes = [bps.size()]
@@ -1194,7 +1310,13 @@ def disagreements(arguments):
         optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.5 + odd))
         optimizer.update(0, mx.nd.ones(2), mx.nd.ones(2), None)
 
+    def deferred():
+        param = mx.gluon.Parameter("w", shape=(3, 0 if odd else 2), allow_deferred_init=True)
+        param.initialize()
+        bps.DistributedTrainer([param], "sgd")
+
     calls = {name: functools.partial(train, **way) for name, way in ways.items()}
+    calls["deferred"] = deferred
     calls["optimizer"] = update
     for name, how in {"name": {"name": "ab"[odd]}, "sum": {"name": "c", "is_average": odd}}.items():
         calls[name] = functools.partial(bps.byteps_push_pull, mx.nd.ones(2), **how)

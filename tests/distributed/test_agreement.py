@@ -29,6 +29,10 @@ SAID = {
     "compressor": "has k 2 for the gradient of p1, but worker 0 has 1",
     "algorithm": f"has {LOCAL % 30} for the trainer, but worker 0 has none",
     "every": f"has {LOCAL % 3} for the trainer, but worker 0 has {(LOCAL % 2)[10:]}",
+    "deferred": (
+        'has a value that "comes with the first batch, which sets the shape" for parameter w, but '
+        'worker 0 has "is there"'
+    ),
     "optimizer": "has learning_rate 1.5 for the optimizer, but worker 0 has 0.5",
     "name": 'has name "b" for byteps_push_pull, but worker 0 has "a"',
     "sum": "has is_average true for byteps_push_pull, but worker 0 has false",

@@ -68,6 +68,37 @@ def test_parameters_that_change_after_the_trainer_is_made_are_broadcast(algorith
     assert (first["running_mean0"] != second["running_mean0"]).any()
 
 
+ADAM = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.1}}
+DRIFTING = [
+    {"trainer": {"optimizer": "sgld"}},
+    {"trainer": {"compression_params": {"compressor": "onebit"}}, "changes": "w"},
+    {"trainer": {**ADAM, "algorithm": {"name": "onebit_adam", "freeze_step": 3}}, "changes": "w"},
+    {"trainer": {"algorithm": "powersgd"}, "changes": "w"},
+]
+EQUAL = [
+    {"trainer": {}, "by_hand": True},
+    {"trainer": {}, "changes": "frozen"},
+    {"trainer": {}, "changes": "mean"},
+    {"trainer": {"optimizer": "sgld", "algorithm": {"name": "local_steps", "every": 9}}},
+    {"trainer": {**ADAM, "algorithm": {"name": "onebit_adam", "freeze_step": 3}}},
+    {"trainer": {"algorithm": "powersgd"}},
+]
+
+
+def test_weights_that_differ_between_workers_are_an_error_on_all_workers_in_the_same_step():
+    results = run("drifting", [*DRIFTING, *EQUAL])
+    for number in range(len(DRIFTING)):
+        for result in results:
+            said = str(result[f"said{number}"])
+            assert (
+                "the weights of w differ between worker 0 and worker 1 before the update of step 9"
+                in said
+            )
+            assert result[f"last{number}"] == 17
+    for number in range(len(DRIFTING), len(DRIFTING) + len(EQUAL)):
+        assert [str(result[f"said{number}"]) for result in results] == ["", ""], number
+
+
 def test_push_pull_sums_and_averages_every_dtype():
     for result in run("push_pull", workers=2, servers=2):
         for dtype in ("float32", "float64", "float16", "int32"):
@@ -187,9 +218,16 @@ def test_workers_go_on_in_another_cluster_and_in_one_of_another_size(tmp_path):
         second.stop()
 
 
-@pytest.mark.parametrize("optimizer, options", [("sgd", {"momentum": 0.9}), ("adam", {})])
+@pytest.mark.parametrize(
+    "job, optimizer, options",
+    [
+        ("grow", "sgd", {"momentum": 0.9}),
+        ("grow", "adam", {}),
+        ("grow_by_hand", "sgd", {"momentum": 0.9}),
+    ],
+)
 def test_a_new_worker_goes_on_from_the_parameters_and_states_of_the_old_one(
-    tmp_path, optimizer, options
+    tmp_path, job, optimizer, options
 ):
     first, second = Cluster(tmp_path, 1, 1), Cluster(tmp_path, 2, 1)
     port = second.environment["DMLC_PS_ROOT_PORT"]
@@ -197,8 +235,8 @@ def test_a_new_worker_goes_on_from_the_parameters_and_states_of_the_old_one(
     try:
         first.start_roles()
         second.start_roles("2")
-        first.start_worker(0, "grow", arguments)
-        second.start_worker(1, "grow", arguments)
+        first.start_worker(0, job, arguments)
+        second.start_worker(1, job, arguments)
         first.wait_for_end()
         results = second.results()
     finally:

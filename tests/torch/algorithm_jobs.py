@@ -608,6 +608,8 @@ def auto_chooses_h_and_the_compressor():
         said = "compression of parameter"
         raised(ValueError, said, lambda: plain.compression_state.load_state_dict(box))
         others.append(plain)
+    early = loaded(boxes[3])
+    raised(ValueError, 'before "auto" has chosen', lambda: state.load_state_dict(early))
     for one in (optimizer, fixed, *others):
         one.compression_state.close()
 

@@ -86,6 +86,7 @@ class Horovod(HierarchicalExchange):
             self._across = [ProcessSet(self._hvd, ranks) for ranks in zip(*nodes)]
         self._threads = env.server_threads()
         self._keys: Dict[Channel, int] = {}
+        self._new_keys = itertools.count()
         self._owner_of: Dict[Channel, int] = {}  # the owner's place in the message's process set
         # Horovod refuses a name that is still in use. Each channel has one array for its sums, so
         # MXNet's engine finishes one sum before it begins the next.
@@ -136,7 +137,7 @@ class Horovod(HierarchicalExchange):
                 self._owner_of.update(zip(group, plan.spread(loads, process_set.size)))
         for channel in channels:
             self._progress.watch(0, channel.under_way)
-            self._keys[channel] = len(self._keys)
+            self._keys[channel] = next(self._new_keys)
             process_set = self._process_set(channel)
             if channel.aggregated:
                 if self._owner_of[channel] == process_set.place:
@@ -151,8 +152,11 @@ class Horovod(HierarchicalExchange):
 
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
+        self._keys.pop(channel, None)
         self._owner_of.pop(channel, None)
         self._summed.pop(channel, None)
+        for groups in self._groups.values():
+            groups.forget(channel)
 
     def _shares_machine(self) -> bool:
         return bool(self._across)

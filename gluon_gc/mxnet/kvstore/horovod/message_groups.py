@@ -141,3 +141,8 @@ class KnownGroups:
             self._groups[channels] = make(next(self._numbers))
         self._groups.move_to_end(channels)
         return self._groups[channels]
+
+    def forget(self, channel: Channel) -> None:
+        """Drop the groups of all sets that have this channel."""
+        for channels in [channels for channels in self._groups if channel in channels]:
+            del self._groups[channels]

@@ -108,6 +108,7 @@ class OneMachine(Exchange):
 
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
+        self._progress.unwatch(channel.under_way)
         self._shared.pop(channel, None)
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:

@@ -65,6 +65,7 @@ class HierarchicalExchange(Exchange):
 
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
+        self._progress.unwatch(channel.under_way)
         self._shared.pop(channel, None)
 
     def _close_shared(self) -> None:

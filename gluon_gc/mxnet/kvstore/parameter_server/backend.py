@@ -16,7 +16,9 @@ from typing import (
     Any,
     Callable,
     ClassVar,
+    Collection,
     Dict,
+    Hashable,
     Iterator,
     List,
     Optional,
@@ -36,7 +38,9 @@ from ....launch import ps_lite
 from ....launch.joining import join
 from ....launch.leaving import ending
 from ....log import logger
+from ....plan import Tensor
 from ...channel import Channel
+from ...channels import AnyChannel
 from ...exchange import States
 from ...gradient import Gradient
 from ...job import Job
@@ -94,7 +98,9 @@ class ParameterServer(HierarchicalExchange):
         self._routes: Dict[Channel, Route] = {}
         self._machine = cluster.worker_id, cluster.num_worker
         self._sparse: Dict[SparseChannel, SparseRows] = {}
-        self._server_of: Dict[Channel, int] = {}
+        self._server_of: Dict[AnyChannel, int] = {}
+        # By `_kind`: for each withdrawn channel, its keys.
+        self._unused: Dict[Hashable, List[List[int]]] = {}
         self._states: Optional[ServerStates] = None  # set when the first aggregator is declared
         ParameterServer.connected = self
         self._servers = Servers(self._kv, cluster.num_server, self._progress)
@@ -169,14 +175,15 @@ class ParameterServer(HierarchicalExchange):
         self._open_shared(channels)
         for channel, server in zip(channels, servers):
             self._progress.watch(server, channel.under_way)
-            route = self._routes[channel] = self._route(channel, server, lanes[server])
-            keys.append(route.key)
-            zeros.append(route.first)
+            (key,), is_new = self._keys_for(channel, 1)
+            route = self._routes[channel] = self._route(channel, key, lanes[server])
+            if is_new:
+                keys.append(key)
+                zeros.append(route.first)
             if not isinstance(route, Dense):
                 described = self._description(channel)
                 configured.append({"key": route.key, "server": server, **described})
-        self._servers.configure(configured)
-        self._servers.init(keys, zeros)
+        self._servers.open(configured, keys, zeros)
         for pages in new_pages:  # a server gets its stored array in the first update of a key
             pages.push()
         if new_pages:
@@ -187,15 +194,16 @@ class ParameterServer(HierarchicalExchange):
         keys, first, configured = [], [], []
         for number, channel in enumerate(channels):
             server = (len(self._sparse) + number) % self._servers.count
-            own = self._servers.key(server), self._servers.key(server)
+            self._server_of[channel] = server
+            own, is_new = self._keys_for(channel, 2)
             rows = self._sparse[channel] = SparseRows(self._kv, own, channel)
-            keys += rows.keys
-            first += rows.first()
+            if is_new:
+                keys += own
+                first += rows.first()
             configured += [{"key": key, "server": server, "gathered": True} for key in own]
             self._progress.watch(server, channel.under_way)
-        if keys:
-            self._servers.configure(configured)
-            self._servers.init(keys, first)
+        if channels:
+            self._servers.open(configured, keys, first)
 
     def _keep_earlier(self, channels: Sequence[Channel]) -> None:
         super()._keep_earlier(channels)
@@ -219,14 +227,44 @@ class ParameterServer(HierarchicalExchange):
         if keys and self.rank == 0:
             self._servers.command(action, {"keys": keys})
 
-    def _forget(self, channel: Channel) -> None:
-        super()._forget(channel)
-        self._routes.pop(channel, None)
-        self._server_of.pop(channel, None)
+    def withdraw(self, names: Collection[str]) -> List[Tensor]:
+        aggregated = [c for c in self.channels.of(names) if c in self._routes and c.aggregated]
+        keys = self._keys(aggregated)
+        tensors = super().withdraw(names)
+        if keys and self.rank == 0:
+            self._servers.command("forget", keys)
+        return tensors
 
-    def _route(self, channel: Channel, server: int, lanes: Iterator[NDArray]) -> Route:
+    def _forget(self, channel: AnyChannel) -> None:
+        is_sparse = isinstance(channel, SparseChannel)
+        keys = self._sparse.pop(channel).keys if is_sparse else [self._routes.pop(channel).key]
+        self._unused.setdefault(self._kind(channel), []).append(keys)
+        del self._server_of[channel]
+        super()._forget(channel)
+
+    def _keys_for(self, channel: AnyChannel, count: int) -> Tuple[List[int], bool]:
+        """This number of keys for a channel, and whether they are new.
+
+        MXNet's server never frees the array of a key. So a channel uses the keys of a withdrawn one
+        of its kind.
+        """
+        unused = self._unused.get(self._kind(channel))
+        if unused:
+            return unused.pop(), False
+        return [self._servers.key(self._server_of[channel]) for _ in range(count)], True
+
+    def _kind(self, channel: AnyChannel) -> Hashable:
+        """The server of a channel, and all that shapes the arrays of its keys."""
+        server = self._server_of[channel]
+        if isinstance(channel, SparseChannel):
+            return server, channel.shape
+        layout = channel.codec.rows() if channel.framed else channel.message_bytes
+        of_machine = channel in self._shared
+        return server, of_machine, channel.aggregated, channel.gathered, channel.dtype, layout
+
+    def _route(self, channel: Channel, key: int, lanes: Iterator[NDArray]) -> Route:
         """The route of a channel's messages to a server and back."""
-        key, shared = self._servers.key(server), self._shared.get(channel)
+        shared = self._shared.get(channel)
         if shared is None:
             if channel.framed:
                 return Payloads(self._kv, key, channel, lane=next(lanes))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -13,6 +14,7 @@ from mxnet.ndarray import NDArray
 from .... import env, kernels
 from ....agreement import Message
 from ....launch.progress import Progress
+from ...gradient import legacy
 from . import control_messages, handshake
 from .keys import KeyAllocator
 from .rows import Rows
@@ -36,6 +38,7 @@ class Servers:
     def __init__(self, kv: KVStoreBase, count: int, progress: Progress) -> None:
         self.kv, self.count, self._progress = kv, count, progress
         self._allocator = KeyAllocator(count)
+        self._lanes: Dict[int, Tuple[List[int], List[NDArray]]] = {}  # by their length in words
         keys = self.keys()
         self._greetings = [Rows(kv, key, control_messages.ROWS) for key in keys]
         self.configure([])
@@ -48,6 +51,15 @@ class Servers:
     def keys(self) -> List[int]:
         """A new key for each server."""
         return [self.key(server) for server in range(self.count)]
+
+    def open(
+        self, configured: List[Dict[str, Any]], keys: Sequence[int], first: Sequence[NDArray]
+    ) -> None:
+        """Configure keys, and set the initial values of new ones. All workers call it."""
+        self.configure(configured)
+        self.init(keys, first)
+        if not keys:
+            self.kv._barrier()  # no worker may push a key that the server does not know yet
 
     def init(self, keys: Sequence[int], first: Sequence[NDArray]) -> None:
         """Set the initial values of keys. Collective: it waits until all workers call it."""
@@ -81,29 +93,75 @@ class Servers:
         """Overwrite arrays of any dtype with the root worker's arrays, bit for bit.
 
         The servers sum: the root sends its bytes framed as floats, all other workers send zeros.
+        The arrays travel in pieces, so the call needs little memory besides them. Sparse arrays
+        become dense on their way.
         """
-        host = [array.asnumpy() for array in arrays]
-        data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)
-        words = kernels.frame(data).view(np.float32)
-        most = max(1, env.get("BYTEPS_PARTITION_BYTES") // 4)
-        lane = min(most, -(-words.size // self.count))
-        keys = self.keys()
-        buffers = [mx.nd.zeros(lane) for _ in keys]
-        self.init(keys, buffers)
-        received = np.empty_like(words)
-        round_words = lane * len(keys)
-        for start in range(0, words.size, round_words):
-            for key, buffer, begin in zip(keys, buffers, range(start, start + round_words, lane)):
-                part = words[begin : begin + lane] if is_root else words[:0]
-                buffer[:] = np.pad(part, (0, lane - part.size))
+        sparse = [array for array in arrays if array.stype != "default"]
+        dense = [array.tostype("default") for array in sparse]
+        arrays = [*legacy(a for a in arrays if a.stype == "default"), *dense]
+        num_bytes = sum(array.size * np.dtype(array.dtype).itemsize for array in arrays)
+        lane_words = self._lane_words(num_bytes)
+        keys, buffers = self._lanes_of(lane_words)
+        pages = _pages(arrays, kernels.frame_bytes(lane_words))
+        while True:
+            batch = list(itertools.islice(pages, self.count))
+            if not batch:
+                break
+            for key, buffer, page in zip(keys, buffers, batch):
+                words = np.zeros(lane_words, np.float32)
+                if is_root:
+                    framed = kernels.frame(np.concatenate([_bytes_of(piece) for piece in page]))
+                    words[: framed.size] = framed.view(np.float32)
+                buffer[:] = words
                 self.kv.pushpull(key, buffer, out=buffer)
             with self._progress.waiting():
-                answers = np.concatenate([buffer.asnumpy() for buffer in buffers])
-            part = received[start : start + round_words]
-            part[:] = answers[: part.size]
-        data = kernels.unframe(received.view(np.uint32), data.size)
-        begin = 0
-        for array, old in zip(arrays, host):
-            new = data[begin : begin + old.nbytes].view(old.dtype).reshape(old.shape)
-            array[:] = mx.nd.array(new, dtype=old.dtype)
-            begin += old.nbytes
+                answers = [buffer.asnumpy().view(np.uint32) for buffer in buffers[: len(batch)]]
+            if not is_root:
+                for page, answer in zip(batch, answers):
+                    _write(page, answer)
+        for array, values in zip(sparse, dense):
+            values.tostype(array.stype).copyto(array)
+
+    def _lane_words(self, num_bytes: int) -> int:
+        """The length of the arrays in which this number of bytes travels, a power of two."""
+        most = max(128, env.get("BYTEPS_PARTITION_BYTES") // 4)
+        needed = max(128, -(-kernels.frame_words(num_bytes) // self.count))
+        return 1 << min(most.bit_length() - 1, (needed - 1).bit_length())
+
+    def _lanes_of(self, words: int) -> Tuple[List[int], List[NDArray]]:
+        """A key and an array for each server. Later broadcasts use them again."""
+        if words not in self._lanes:
+            keys, buffers = self.keys(), [mx.nd.zeros(words) for _ in range(self.count)]
+            self.init(keys, buffers)
+            self._lanes[words] = keys, buffers
+        return self._lanes[words]
+
+
+def _pages(arrays: Sequence[NDArray], page_bytes: int) -> Iterator[List[NDArray]]:
+    """The elements of all arrays, in order: pages of pieces, which share the arrays' memory."""
+    page, room = [], page_bytes
+    for array in arrays:
+        flat, begin = array.reshape(-1), 0
+        itemsize = np.dtype(array.dtype).itemsize
+        while begin < array.size:
+            if room < itemsize:
+                yield page
+                page, room = [], page_bytes
+            end = min(array.size, begin + room // itemsize)
+            page.append(flat[begin:end])
+            room -= (end - begin) * itemsize
+            begin = end
+    if page:
+        yield page
+
+
+def _bytes_of(piece: NDArray) -> np.ndarray:
+    return piece.asnumpy().view(np.uint8)
+
+
+def _write(page: Sequence[NDArray], words: np.ndarray) -> None:
+    """Overwrite the pieces of a page with its bytes, which are framed."""
+    sizes = [piece.size * np.dtype(piece.dtype).itemsize for piece in page]
+    data = kernels.unframe(words[: kernels.frame_words(sum(sizes))], sum(sizes))
+    for piece, part in zip(page, np.split(data, np.cumsum(sizes)[:-1])):
+        piece[:] = mx.nd.array(part.view(piece.dtype), dtype=piece.dtype)

@@ -21,12 +21,13 @@ class SparseRows:
     Parameters
     ----------
     kv : KVStore
-    keys : tuple of (int, int)
+    keys : list of int
+        Two keys.
     channel : SparseChannel
     """
 
-    def __init__(self, kv: KVStore, keys: Tuple[int, int], channel: SparseChannel) -> None:
-        self._kv, self.keys, self._channel = kv, list(keys), channel
+    def __init__(self, kv: KVStore, keys: List[int], channel: SparseChannel) -> None:
+        self._kv, self.keys, self._channel = kv, keys, channel
         self._lists = Rows(kv, keys[0], channel.layout)
         self._pulled = mx.nd.sparse.zeros("row_sparse", channel.shape)
 
