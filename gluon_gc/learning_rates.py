@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Hashable, Iterable, Mapping, Optional
+from typing import Dict, Hashable, Iterable, List, Mapping, Optional
 
 
 class LearningRates:
@@ -17,6 +17,7 @@ class LearningRates:
     def __init__(self) -> None:
         self.last: Dict[Hashable, float] = {}
         self._before: Dict[Hashable, Optional[float]] = {}  # the last `advance` of each key
+        self._advanced: List[Hashable] = []  # by the last `advance`
 
     def advance(self, rates: Mapping[Hashable, float]) -> Dict[Hashable, float]:
         """Begin a step. Return the ratio of the previous to the current learning rate.
@@ -33,6 +34,7 @@ class LearningRates:
             The ratio of each parameter. Ratios of 1 are left out.
         """
         nonzero = {key: rate for key, rate in rates.items() if rate}
+        self._advanced = list(rates)
         self._before.update({key: self.last.get(key) for key in rates})
         self.last = {**self.last, **nonzero}
         return {
@@ -44,6 +46,10 @@ class LearningRates:
     def keep(self, keys: Iterable[Hashable]) -> None:
         """Undo the last `advance` for these parameters, whose gradients were not used."""
         self.last = self.without(keys)
+
+    def take_back(self) -> None:
+        """Undo the last `advance`."""
+        self.keep(self._advanced)
 
     def without(self, keys: Iterable[Hashable]) -> Dict[Hashable, float]:
         """Return what `last` would be after `keep`."""

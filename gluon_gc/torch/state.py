@@ -255,6 +255,13 @@ class CompressionState:
         """
         return self.gradients.undo.not_applied()
 
+    def applied(self) -> None:
+        """Tell that the script itself has applied the averages of the last backward pass.
+
+        Steps of optimizers tell this themselves.
+        """
+        self.gradients.undo.clear()
+
     # Checkpoints
 
     def state_dict(self) -> Dict[str, Any]:

@@ -170,7 +170,7 @@ class Undo:
         return bool(self._last) and self._last.issubset(names)
 
     def clear(self) -> None:
-        """Forget all exchanges, because residuals and momentum come from a checkpoint."""
+        """Keep all exchanges: the script has applied their averages, or has loaded a state."""
         self._averages.clear()
         self._last.clear()
 
@@ -197,7 +197,8 @@ class Undo:
                 "the gradients of %s and other parameters were exchanged, but no optimizer has "
                 "applied them, so the exchange is taken back. To save the traffic, freeze such "
                 "parameters during that backward (requires_grad_(False)), or do not synchronize "
-                "their gradients (no_sync, set_requires_gradient_sync)",
+                "their gradients (no_sync, set_requires_gradient_sync). If the script applies "
+                "averages without an optimizer, it must call state.applied() afterwards",
                 names[0],
             )
         for name in names:
