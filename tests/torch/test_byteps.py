@@ -17,6 +17,7 @@ API = (
     "gradients_of_several_backwards_add_up",
     "buffers_are_those_of_worker_0",
     "optimizers_go_on_after_a_suspension",
+    "workers_that_resume_with_one_rank_are_refused",
     "fewer_workers_go_on",
 )
 CROSS_BARRIER = (
