@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from .. import agreement
 from ..agreement import Facts
+from . import groups
 from .watchdog import waiting
 
 Gather = Callable[[Any, str], List[Any]]
@@ -62,4 +63,5 @@ def agree(gather: Gather, facts: Facts, doing: str) -> None:
     def ask(message: agreement.Message) -> agreement.Message:
         return agreement.compare(gather(message, doing))
 
+    groups.require_init()
     agreement.reach(dist.get_rank(), facts, ask)

@@ -46,6 +46,12 @@ def timeout() -> Optional[timedelta]:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
+def require_init() -> None:
+    """Raise a RuntimeError if there is no job whose workers could exchange anything."""
+    if not dist.is_initialized():
+        raise RuntimeError("gluon_gc has not been initialized; call bps.init() first")
+
+
 def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGroup:
     """Create a group of these workers.
 

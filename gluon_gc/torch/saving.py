@@ -134,10 +134,10 @@ def _described(state: CompressionState) -> Dict[str, Any]:
 def _check(state: CompressionState, states: States, strict: bool) -> None:
     """Raise ValueError unless a state_dict fits."""
     here = _described(state)
-    for key in ("momentum", "machines"):
-        fitting.check(NOUN, key, states.header[key], here[key])
     there = states.header["parameters"]
     names = state_dicts.check_parameters(there, here["parameters"], strict)
+    for key in ("momentum", "machines"):  # momentum also differs if the compressor does
+        fitting.check(NOUN, key, states.header[key], here[key])
     if not resharding.has_layout_of_this_worker(state.exchange, states.header):
         return
     found = {place: a for place, a in states.arrays.items() if place.node == "worker"}

@@ -18,7 +18,13 @@ from .gradient_steps import GradientSteps
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import unwrapped
 from .registration import require_hook
-from .settings import chosen_params, named, require_frozen, require_optimizer
+from .settings import (
+    chosen_params,
+    named,
+    require_frozen,
+    require_no_momentum,
+    require_optimizer,
+)
 
 _A_COPY = (
     "this is a copy of a CompressionState, which cannot average gradients: make a new one, and "
@@ -110,6 +116,8 @@ class CompressionState:
         optimizer = unwrapped(optimizer)
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is skipped")
+        if optimizer is None:
+            require_no_momentum(compression_params, *(overrides or {}).values())
         self.parameters, self._frozen = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)

@@ -33,6 +33,28 @@ CROSS_BARRIER = (
 JOBS = test_workers.HERE / "byteps_jobs.py"
 
 
+def test_calls_before_init_name_it(monkeypatch):
+    import gluon_gc.torch as bps
+    from gluon_gc.torch.parallel import DistributedDataParallel
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for call in (
+        bps.rank,
+        bps.size,
+        lambda: bps.CompressionState(model.named_parameters()),
+        lambda: bps.DistributedOptimizer(optimizer, model.named_parameters()),
+        lambda: bps.DistributedOptimizer(optimizer, algorithm="powersgd"),
+        lambda: DistributedDataParallel(model),
+        lambda: bps.broadcast_parameters(model.state_dict()),
+        lambda: bps.push_pull(torch.ones(2)),
+        lambda: bps.average_statistics(model),
+    ):
+        with pytest.raises(RuntimeError, match=r"call bps.init\(\) first"):
+            call()
+
+
 @pytest.mark.parametrize("jobs", [API, CROSS_BARRIER], ids=["api", "cross_barrier"])
 def test_two_workers(jobs):
     test_workers.run(",".join(jobs), file=JOBS)
