@@ -428,7 +428,7 @@ def auto_chooses_whether_gradients_are_compressed():
     torch.testing.assert_close(train(averaged, plain, range(4)), flat(fast))
     if not alone:
         box = loaded(boxes[5])
-        said = "compressor of parameter"
+        said = "compression of parameter"
         raised(ValueError, said, lambda: whole.compression_state.load_state_dict(box))
         fixed = made({"fp16": True})[1]
         fixed.compression_state.load_state_dict(box)
