@@ -37,6 +37,8 @@ def require_hook(state: CompressionState) -> Callable[[], None]:
         watched = reference()
         if watched is None or not watched.gradients.has_computed:
             return
+        if watched.exchange.workers == 1 and watched.momentum is None:
+            return  # nothing is lost: such a script makes no DistributedDataParallel
         if not any(id(p) in known for group in param_groups(optimizer) for p in group["params"]):
             return
         if not _is_registered(watched):
