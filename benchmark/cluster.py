@@ -63,6 +63,7 @@ def run(
         "engine": method.engine,
         "options": method.options,
         "shapes": shapes,
+        "rounds": 1,
         "steps": steps,
         "warm_up": WARM_UP,
     }

@@ -126,3 +126,15 @@ class GluonGC(Engine):
         flag = mx.nd.zeros(1)
         self._bps.byteps_push_pull(flag, name="barrier")
         flag.wait_to_read()
+
+
+class Queueing(GluonGC):
+    """The same trainer. Only the Python that queues the exchange is timed."""
+
+    def exchange(self) -> None:
+        """Queue the exchange without waiting."""
+        self.step()
+
+    def end_step(self) -> None:
+        """Wait until the queued exchange is over."""
+        mx.nd.waitall()

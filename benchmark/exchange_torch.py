@@ -111,6 +111,14 @@ class GluonGC(DDP):
         self._optimizer.step()
 
 
+class Dropped(GluonGC):
+    """The same hook. No optimizer uses the averages, so the next exchange undoes this one."""
+
+    def exchange(self) -> None:
+        """Average the gradients, which `fill` then drops."""
+        DDP.exchange(self)
+
+
 class Algorithm:
     """gluon_gc's DistributedOptimizer with an algorithm that averages gradients."""
 

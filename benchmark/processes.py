@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Callable, List, Sequence
+from typing import Callable, List, Optional, Sequence
 
 from network import Network
 
@@ -31,10 +31,21 @@ class Processes:
         Seconds after which a TimeoutError ends the run.
     python : str
         The Python that runs them.
+    tree : Path, optional
+        The checkout whose gluon_gc they import. Default: the one of this script.
+    port : int
+        The port of the cluster's rendezvous. Clusters on one network need different ones.
     """
 
-    def __init__(self, network: Network, timeout: int, python: str = sys.executable) -> None:
-        self._network = network
+    def __init__(
+        self,
+        network: Network,
+        timeout: int,
+        python: str = sys.executable,
+        tree: Optional[Path] = None,
+        port: int = PORT,
+    ) -> None:
+        self._network, self._tree, self._port = network, tree, port
         self._timeout = timeout
         self._python = python
         self._started: List[subprocess.Popen] = []
@@ -50,9 +61,10 @@ class Processes:
     def start(self, host: int, words: Sequence[str], **variables: object) -> subprocess.Popen:
         """Start a Python program on a host."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "HOROVOD_"))}
-        threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+        threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(self._tree or HERE.parent)}
         process = subprocess.Popen(
             self._network.command(host, [self._python, *words]),
+            cwd=self._tree,  # python -m looks there before it reads PYTHONPATH
             env={**kept, **threads, **{name: str(value) for name, value in variables.items()}},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -111,7 +123,7 @@ class Processes:
         machines = workers // per_machine
         cluster = {
             "DMLC_PS_ROOT_URI": self._network.hub,
-            "DMLC_PS_ROOT_PORT": PORT,
+            "DMLC_PS_ROOT_PORT": self._port,
             "DMLC_NUM_WORKER": workers if role is MXNET_ROLE else machines,
             "DMLC_NUM_SERVER": servers,
         }
@@ -163,7 +175,7 @@ class Processes:
         """Start workers with torchrun's variables; torchrun itself starts those of one host."""
         common = {
             "MASTER_ADDR": self._network.addresses[0],
-            "MASTER_PORT": PORT,
+            "MASTER_PORT": self._port,
             "GLOO_SOCKET_IFNAME": self._network.interface,
             "WORLD_SIZE": workers,
             "LOCAL_WORLD_SIZE": per_machine,

@@ -28,6 +28,7 @@ such as BYTEPS_PARTITION_BYTES, so all plans are equal.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -35,6 +36,7 @@ import numpy as np
 from .agreement import Facts
 from .compression import CompressionParams
 from .kernels import frame_words, rows_head_bytes
+from .log import logger
 
 ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024
@@ -316,6 +318,25 @@ def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
         and tensor.floating
         and tensor.num_bytes >= min_compress_bytes
     )
+
+
+def warn_if_uncompressed(tensors: Sequence[Tensor], min_compress_bytes: int) -> None:
+    """Warn once if tensors have a compressor, but none of them is compressed."""
+    named = [tensor for tensor in tensors if tensor.params.compressor is not None]
+    if not named or any(travels_compressed(tensor, min_compress_bytes) for tensor in named):
+        return
+    sizes = [tensor.num_bytes for tensor in named if tensor.floating]
+    _warn_of_no_compression(
+        f"the largest tensor has {max(sizes)} bytes, and BYTEPS_MIN_COMPRESS_BYTES is "
+        f"{min_compress_bytes}"
+        if sizes
+        else f"tensors of dtype {named[0].dtype} are never compressed"
+    )
+
+
+@lru_cache(maxsize=None)  # one warning per process and reason
+def _warn_of_no_compression(reason: str) -> None:
+    logger.warning("compression_params name a compressor, but nothing is compressed: %s", reason)
 
 
 def applies_momentum(tensor: Tensor, min_compress_bytes: int) -> bool:

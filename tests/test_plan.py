@@ -5,7 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc.compression import CompressionParams, registry
-from gluon_gc.plan import Tensor, cut, facts, spread
+from gluon_gc.plan import (
+    Tensor,
+    _warn_of_no_compression,
+    cut,
+    facts,
+    spread,
+    warn_if_uncompressed,
+)
 
 ONEBIT = CompressionParams(registry["onebit"](scaling=True))
 PLAIN = CompressionParams()
@@ -99,3 +106,20 @@ def test_servers_carry_even_bytes(loads, servers):
     for load, server in zip(loads, spread(loads, servers)):
         carried[server] += load
     assert max(carried) - min(carried) <= max(loads)
+
+
+@pytest.mark.parametrize(
+    "tensors, reason",
+    [
+        ([Tensor("a", 100, "float32", ONEBIT), Tensor("b", 9, "float32", ONEBIT)], "400 bytes"),
+        ([Tensor("a", 3000, "int32", ONEBIT)], "tensors of dtype int32 are never compressed"),
+        ([Tensor("a", 3000, "float32", ONEBIT), Tensor("b", 9, "float32", ONEBIT)], ""),
+        ([Tensor("a", 100, "float32", PLAIN)], ""),
+    ],
+)
+def test_a_compressor_that_compresses_nothing_is_told_once(logged, tensors, reason):
+    _warn_of_no_compression.cache_clear()
+    for _ in range(2):
+        warn_if_uncompressed(tensors, 1001)
+    assert logged.text.count("but nothing is compressed: ") == bool(reason)
+    assert reason in logged.text

@@ -67,11 +67,18 @@ def assert_refused(file, trainer, message):
 @pytest.mark.parametrize(
     "here, message",
     [
-        (None, "momentum is 0.9 there, but None here"),
-        ({"compressor": "topk", "k": 3, "ef": "vanilla"}, "momentum is 0.9 there, but None here"),
+        (None, "compressor of parameter 0 .* is onebit there, but None here"),
+        (
+            {"compressor": "topk", "k": 3, "ef": "vanilla"},
+            "compressor of parameter 0 .* is onebit there, but topk here",
+        ),
+        (
+            {"compressor": "onebit", "ef": "corrected"},
+            "compression of parameter 0 .*'mu': 0.9.* there, but .*'mu': None",
+        ),
         (
             {"compressor": "topk", "k": 3, "ef": "corrected", "momentum": "nesterov"},
-            r"compression of parameter 0 \('p0' there, 'p0' here\) is .*onebit.* but .*topk",
+            r"compressor of parameter 0 \('p0' there, 'p0' here\) is onebit there, but topk here",
         ),
         ({**ONEBIT, "ef": "vanilla"}, "compression of parameter 0 .*'corrected'.* but .*'vanilla'"),
         ({**ONEBIT, "ef_decay": 0.9}, "compression of parameter 0 .* there, but .*'ef_decay': 0.9"),
@@ -101,7 +108,9 @@ def test_a_file_of_other_parameters_is_refused(saved, shapes, message):
 @pytest.mark.parametrize("thing, here", [("rank", 0), ("world_size", 1)])
 def test_a_file_of_another_rank_or_number_of_workers_is_refused(saved, thing, here):
     rewrite(saved, **{thing: 5})
-    assert_refused(saved, trained()[1], f"does not fit: the {thing} is 5 there, but {here} here")
+    remedy = "; pass the files of all workers" if thing == "world_size" else "$"
+    message = f"does not fit: the {thing} is 5 there, but {here} here{remedy}"
+    assert_refused(saved, trained()[1], message)
 
 
 def test_a_flipped_bit_anywhere_is_refused(saved):

@@ -102,7 +102,9 @@ def test_a_list_of_files_is_for_those_who_say_so(three):
 
 def test_what_is_wrong_with_one_of_many_is_still_wrong(three):
     assert_refused(
-        three, "the momentum is 0.9 there, but None here", trained(DITHERING, steps=1)[1]
+        three,
+        "the compressor of parameter 0 .* is onebit there, but dithering here",
+        trained(DITHERING, steps=1)[1],
     )
     assert_refused(three[0], "the world_size is 3 there, but 1 here")
     with open(three[1], "r+b") as file:

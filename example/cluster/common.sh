@@ -55,6 +55,9 @@ launch() {
   mkdir -p "$CLUSTER_WORK"
   cd "$CLUSTER_WORK" || exit
   [[ $CLUSTER_PYTHON != */* ]] || PATH=${CLUSTER_PYTHON%/*}:$PATH # so that "python" means this one
+  local find='import importlib.util, sys; sys.exit(not importlib.util.find_spec("bpslaunch"))'
+  "$CLUSTER_PYTHON" -c "$find" >/dev/null ||
+    fail "gluon_gc must be installed in the environment of CLUSTER_PYTHON, $CLUSTER_PYTHON"
   local restarts=(${CLUSTER_MAX_RESTARTS:+--max-restarts "$CLUSTER_MAX_RESTARTS"})
   DMLC_ROLE=$1 exec "$CLUSTER_PYTHON" -m bpslaunch "${restarts[@]}" "${@:2}"
 }

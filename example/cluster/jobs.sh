@@ -29,6 +29,7 @@ case ${variant%-fp16} in
 esac
 [[ $variant != *-fp16 ]] || compression+=(--fp16-pushpull) # for tensors that are not compressed
 export BYTEPS_THREADPOOL_SIZE="${BYTEPS_THREADPOOL_SIZE:-$threads}"
+export BYTEPS_MIN_COMPRESS_BYTES="${BYTEPS_MIN_COMPRESS_BYTES:-1024000}" # as in the guide
 
 records=$CLUSTER_DATA/ILSVRC2012
 records=(

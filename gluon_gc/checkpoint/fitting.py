@@ -24,10 +24,13 @@ def as_read(header: Header) -> Dict[str, Any]:
     return json.loads(json.dumps(header))
 
 
-def check(name: str, what: str, there: Any, here: Any) -> None:
+def check(name: str, what: str, there: Any, here: Any, remedy: str = "") -> None:
     """Raise ValueError unless a value is the same in a file and in the trainer."""
     if there != here:
-        raise ValueError(f"'{name}' does not fit: the {what} is {there} there, but {here} here")
+        advice = f"; {remedy}" if remedy else ""
+        raise ValueError(
+            f"'{name}' does not fit: the {what} is {there} there, but {here} here{advice}"
+        )
 
 
 def check_algorithm(
@@ -50,7 +53,11 @@ def check_parameter(
     """Raise ValueError unless these keys of a parameter are equal in file and trainer."""
     for key in keys:
         _require_choice(name, there[key], here[key])
-        check(name, f"{key} of parameter {called}", _carrying(there[key]), _carrying(here[key]))
+        one, other = _carrying(there[key]), _carrying(here[key])
+        if key == "compression" and one and other:  # its other options differ, too
+            names = one.get("compressor"), other.get("compressor")
+            check(name, f"compressor of parameter {called}", *names)
+        check(name, f"{key} of parameter {called}", one, other)
 
 
 def _require_choice(name: str, there: Any, here: Any) -> None:
@@ -145,7 +152,7 @@ def in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, St
 
 
 def check_ranks(
-    files: Sequence[Tuple[str, States]], several: bool, world_size: int, rank: int
+    files: Sequence[Tuple[str, States]], several: bool, world_size: int, rank: int, remedy: str
 ) -> None:
     """Raise ValueError unless files were saved by the right workers.
 
@@ -156,13 +163,15 @@ def check_ranks(
     several : bool
     world_size, rank : int
         The number of workers now, and the rank of this one.
+    remedy : str
+        How to load the files of another number of workers.
     """
     for number, (name, states) in enumerate(files):
         expected = {"world_size": len(files), "rank": number}
         if not several:
             expected = {"world_size": world_size, "rank": rank}
         for key, value in expected.items():
-            check(name, key, states.header[key], value)
+            check(name, key, states.header[key], value, remedy if key == "world_size" else "")
 
 
 class Share(NamedTuple):

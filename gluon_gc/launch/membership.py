@@ -117,7 +117,10 @@ class _Members(Nodes):
         logger.info("scheduler: %s has come", name)
         problem = self._difference(name, hello)
         while name in self.nodes:
-            problem = problem or f"{name} came twice: every machine needs its own DMLC_WORKER_ID"
+            problem = problem or (
+                f"{name} came twice: every machine needs its own DMLC_WORKER_ID, or global_rank of "
+                "bps.resume"
+            )
             name = f"another {name}"
         node = self.nodes[name] = Node(name, session, *streams)
         self._waited = 0

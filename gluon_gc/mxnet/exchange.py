@@ -173,6 +173,7 @@ class Exchange(WorkerGroup):
         tensors = list(tensors)
         self.channels.require_new(tensors)
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
+        plan.warn_if_uncompressed(tensors, minimum)
         sparse = [t for t in tensors if t.rows and not plan.travels_compressed(t, minimum)]
         dense = [tensor for tensor in tensors if tensor not in sparse]
         chunks = plan.cut(dense, env.get("BYTEPS_PARTITION_BYTES"), minimum)

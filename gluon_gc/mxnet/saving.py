@@ -161,13 +161,15 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
         files = fitting.in_order_of_ranks(files)
         if len(files) == here["world_size"]:
             files, several = [files[here["rank"]]], False
-    fitting.check_ranks(files, several, here["world_size"], here["rank"])
+    remedy = "pass the files of all workers that saved, and strict=False"
+    fitting.check_ranks(files, several, here["world_size"], here["rank"], remedy)
     arrays = []
     for name, states in files:
-        fitting.check(name, "momentum", states.header["momentum"], here["momentum"])
         fitting.check_algorithm(name, states.header.get("algorithm"), here["algorithm"], strict)
         there = states.header["parameters"]
         numbers = matching.numbers_of_parameters(name, there, here["parameters"], strict)
+        # The momentum also differs if the compressor does.
+        fitting.check(name, "momentum", states.header["momentum"], here["momentum"])
         arrays.append(_renamed(averaging, states.arrays, numbers))
     loaded = averaging.names({i for n, i in numbers.items() if there[n]["compression"] is not None})
     for (name, _), file_arrays in zip(files, arrays):

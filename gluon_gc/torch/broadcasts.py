@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from . import gathering
+from . import gathering, runtime
 from .optimizer_hooks import param_groups, unwrapped
 
 _Named = Tuple[str, torch.Tensor]
@@ -111,5 +111,5 @@ def _agree(facts: List[Tuple[str, Mapping[str, Any]]], call: str) -> None:
 
 
 def _check_root(root_rank: int) -> None:
-    if not 0 <= root_rank < dist.get_world_size():
-        raise ValueError(f"root_rank must be in [0, {dist.get_world_size()}), got {root_rank}")
+    if not 0 <= root_rank < runtime.size():
+        raise ValueError(f"root_rank must be in [0, {runtime.size()}), got {root_rank}")

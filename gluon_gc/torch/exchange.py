@@ -60,6 +60,7 @@ class Exchange:
     """
 
     def __init__(self, group: Optional[dist.ProcessGroup] = None) -> None:
+        groups.require_init()
         self.rank, self.workers = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("this worker is not in process_group")
@@ -124,6 +125,7 @@ class Exchange:
             The workers have different versions, settings or tensors.
         """
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
+        plan.warn_if_uncompressed([tensor.plan for tensor in tensors], minimum)
         cut = [(tensor, _cut(tensor, minimum)) for tensor in tensors]
         over_nccl = {t.plan.name for t in tensors if self._may_use_nccl(t)}
         engines = [

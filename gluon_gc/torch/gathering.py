@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from .. import agreement
 from ..agreement import Facts
+from . import groups
 from .watchdog import waiting
 
 _GRACE = 2.0  # seconds in which the other workers that came get their errors
@@ -69,6 +70,7 @@ def agree(gather: Gather, facts: Facts, doing: str) -> None:
     def ask(message: agreement.Message) -> agreement.Message:
         return agreement.compare(gather(message, doing))
 
+    groups.require_init()
     agreement.reach(dist.get_rank(), facts, ask)
 
 

@@ -103,6 +103,11 @@ class GradientSteps:
         self._made -= made
         return made
 
+    @property
+    def has_computed(self) -> bool:
+        """Whether backward has computed gradients that were not averaged."""
+        return bool(self._made)
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the compressors the epoch, counted from 0."""
         self.finish()

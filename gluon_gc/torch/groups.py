@@ -67,6 +67,12 @@ def _of_script() -> Optional[timedelta]:
     return None
 
 
+def require_init() -> None:
+    """Raise a RuntimeError if there is no job whose workers could exchange anything."""
+    if not dist.is_initialized():
+        raise RuntimeError("gluon_gc has not been initialized; call bps.init() first")
+
+
 def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGroup:
     """Create a group of these workers.
 

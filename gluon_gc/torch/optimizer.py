@@ -156,6 +156,7 @@ def DistributedOptimizer(
     stepped = set(stepped)
     own = [(name, p) for name, p in named if p in stepped or not p.requires_grad]
     state = CompressionState(own, params, optimizer, **options)
+    state.needs_no_hook()
     optimizer.__class__ = type(kind.__name__, (Averaging, kind), {})
     optimizer._averager = Averager(optimizer, passes, state)
     state.gradients.when_stepping = optimizer._averager.before_step

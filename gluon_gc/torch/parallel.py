@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence, Union
 import torch
 from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 
-from . import gpu
+from . import gpu, groups
 from .compression import Compression, params_of
 from .hook import compression_hook
 from .state import CompressionState
@@ -53,6 +53,7 @@ class DistributedDataParallel(_TorchDDP):
         compression: Any = Compression.none,
         **options: Any,
     ) -> None:
+        groups.require_init()
         params = params_of(compression)
         if all(gpu.in_host_memory(parameter.device) for parameter in module.parameters()):
             device_ids = None

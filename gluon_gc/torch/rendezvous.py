@@ -6,9 +6,12 @@ the environment (`places`), or from the scheduler if bpslaunch has started one.
 
 from __future__ import annotations
 
+import itertools
+import json
 import socket
+from contextlib import suppress
 from datetime import timedelta
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch.distributed as dist
 
@@ -58,6 +61,7 @@ class _Member:
 
 _meeting: Optional[Meeting] = None  # a process meets the others once
 _member: Optional[_Member] = None
+_resumptions = itertools.count()  # numbers the calls of go_on, so that each has its own store keys
 
 
 def meet(timeout: Optional[timedelta]) -> Meeting:
@@ -89,9 +93,56 @@ def leave() -> Meeting:
 
 
 def go_on(meeting: Meeting) -> None:
-    """Set the result of the next `meet`."""
+    """Wait for the other workers of a meeting. It is the result of the next `meet`.
+
+    Raises
+    ------
+    ValueError
+        The workers have different sizes, or two of them have the same rank.
+    ConnectionError
+        Other workers did not come within GLUON_GC_CONNECT_TIMEOUT.
+    """
     global _meeting
+    store = dist.PrefixStore(f"gluon_gc resume {next(_resumptions)}", meeting.store)
+    patience, claim = env.get("GLUON_GC_CONNECT_TIMEOUT"), json.dumps(meeting[1:])
+    keys = [str(number) for number in range(1, meeting.size + 1)]
+    try:
+        store.set(str(store.add("claims", 1)), claim)
+        with suppress(dist.DistStoreError):  # the missing workers are named below
+            store.wait(keys, timedelta(seconds=patience))
+        claims = [json.loads(store.get(key)) for key in keys if store.check([key])]
+        if len(claims) < meeting.size:
+            store.set("given up", "")
+        given_up = store.check(["given up"])
+    except RuntimeError as error:
+        raise ConnectionError(
+            f"worker {meeting.rank} cannot meet the others again: {str(error).splitlines()[0]}; "
+            "without torchrun, the process of the former worker 0 must still be running"
+        ) from error
+    _require_different(claims, meeting.size)
+    missing = set(range(meeting.size)).difference(rank for rank, _ in claims)
+    late = ", ".join(f"worker {rank}" for rank in sorted(missing)) or f"worker {meeting.rank}"
+    if given_up:
+        raise ConnectionError(
+            f"{late} did not call resume within {patience} s (GLUON_GC_CONNECT_TIMEOUT)"
+        )
     _meeting = meeting
+
+
+def _require_different(claims: Sequence[Tuple[int, int]], size: int) -> None:
+    """Raise ValueError if workers resume with the same rank, or with different sizes."""
+    ranks = [rank for rank, _ in claims]
+    for rank, other_size in claims:
+        if other_size != size:
+            raise ValueError(
+                f"all workers must call resume with the same num_workers, got {size} and "
+                f"{other_size}"
+            )
+        if ranks.count(rank) > 1:
+            raise ValueError(
+                f"global_rank must differ between workers, but {ranks.count(rank)} workers called "
+                f"resume with global_rank {rank}"
+            )
 
 
 def join_scheduler() -> None:

@@ -20,7 +20,8 @@ def check_workers(exchange: Exchange, workers: Sequence[States], several: bool) 
     this worker's.
     """
     named = [(NOUN, states) for states in workers]
-    fitting.check_ranks(named, several, exchange.workers, exchange.rank)
+    remedy = "pass the list of the state_dicts of all workers that saved"
+    fitting.check_ranks(named, several, exchange.workers, exchange.rank, remedy)
     if several and len(workers) != exchange.workers and exchange.machines is not None:
         raise ValueError(
             f"the {NOUN} is of {len(workers)} workers, but {exchange.workers} are here: residuals "

@@ -78,11 +78,13 @@ def shutdown() -> None:
 
 def rank() -> int:
     """Return this worker's rank among all workers."""
+    groups.require_init()
     return dist.get_rank()
 
 
 def size() -> int:
     """Return the number of workers."""
+    groups.require_init()
     return dist.get_world_size()
 
 

@@ -137,13 +137,13 @@ def _described(state: CompressionState) -> Dict[str, Any]:
 def _check(state: CompressionState, states: States, strict: bool) -> None:
     """Raise ValueError unless a state_dict fits."""
     here = _described(state)
-    fitting.check(NOUN, "machines", states.header["machines"], here["machines"])
-    mu = states.header["momentum"]
-    if (mu is None) != (here["momentum"] is None):
-        fitting.check(NOUN, "momentum", mu, here["momentum"])
     there = [_without_mu(description) for description in states.header["parameters"]]
     here["parameters"] = [_without_mu(description) for description in here["parameters"]]
     names = state_dicts.check_parameters(there, here["parameters"], strict)
+    mu = states.header["momentum"]
+    if (mu is None) != (here["momentum"] is None):  # this also differs if the compressor does
+        fitting.check(NOUN, "momentum", mu, here["momentum"])
+    fitting.check(NOUN, "machines", states.header["machines"], here["machines"])
     if not resharding.has_layout_of_this_worker(state.exchange, states.header):
         return
     found = {place: a for place, a in states.arrays.items() if place.node == "worker"}

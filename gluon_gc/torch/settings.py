@@ -90,6 +90,15 @@ def require_frozen(parameters: Mapping[str, torch.nn.Parameter]) -> None:
             )
 
 
+def require_no_momentum(*several: Optional[Mapping[str, Any]]) -> None:
+    """Raise ValueError if compression_params ask for the momentum of an optimizer that is None."""
+    if any(isinstance(params, Mapping) and params.get("momentum") for params in several):
+        raise ValueError(
+            "compression_params['momentum'] needs the optimizer: pass it to CompressionState("
+            "named_parameters, compression_params, optimizer)"
+        )
+
+
 def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[Optimizer]) -> None:
     """Raise ValueError if error feedback needs the optimizer, but there is none."""
     for params in several if optimizer is None else ():

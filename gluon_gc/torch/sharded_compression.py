@@ -114,7 +114,9 @@ class ShardedCompression:
         """Return the tensors of each unit, after all checks."""
         state_dicts.require_format(state, "workers", self._function)
         here, rank = self._described(), str(dist.get_rank())
-        fitting.check(state_dicts.NOUN, "world_size", state["world_size"], here["world_size"])
+        remedy = "load only the model, and residuals start from zero"
+        sizes = state["world_size"], here["world_size"]
+        fitting.check(state_dicts.NOUN, "world_size", *sizes, remedy)
         if rank not in state["workers"]:
             fitting.check(state_dicts.NOUN, "rank", ", ".join(state["workers"]), rank)
         state_dicts.check_parameters(state["shards"], here["shards"], strict=True)

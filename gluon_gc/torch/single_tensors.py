@@ -69,6 +69,7 @@ class SingleTensors:
     """
 
     def __init__(self) -> None:
+        groups.require_init()
         ranks = range(dist.get_world_size())
         self._groups = groups.take(ranks, everybody=True)
         self._workers = len(ranks)

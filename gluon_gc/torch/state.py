@@ -28,7 +28,14 @@ from .gradient_compression import GradientCompression
 from .gradient_steps import GradientSteps
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import unwrapped
-from .settings import chosen_params, named, require_frozen, require_optimizer
+from .registration import require_hook
+from .settings import (
+    chosen_params,
+    named,
+    require_frozen,
+    require_no_momentum,
+    require_optimizer,
+)
 
 _A_COPY = (
     "this is a copy of a CompressionState, which cannot average gradients: make a new one, and "
@@ -98,7 +105,8 @@ class CompressionState:
     ValueError, TypeError, KeyError
         An argument is wrong. Nothing was sent.
     RuntimeError
-        The workers have different versions, settings or parameters.
+        The workers have different versions, settings or parameters. Also raised by the optimizer's
+        first step if the hook was not registered.
 
     Examples
     --------
@@ -121,6 +129,8 @@ class CompressionState:
         optimizer = unwrapped(optimizer)
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is skipped")
+        if optimizer is None:
+            require_no_momentum(compression_params, *(overrides or {}).values())
         self.parameters, self._frozen = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
@@ -143,6 +153,7 @@ class CompressionState:
         self.gradients = GradientSteps(
             self.parameters, compression, optimizer, self.momentum, on_nonfinite, grad_scaler
         )
+        self._hook_is_used = require_hook(self)
 
     @property
     def exchange(self) -> Exchange:
@@ -166,6 +177,13 @@ class CompressionState:
             shape = tuple(parameter.shape)
             raise ValueError(f"a parameter of shape {shape} is not among named_parameters")
         return self._names[parameter]
+
+    def needs_no_hook(self) -> None:
+        """Let optimizers step before the first exchange.
+
+        Otherwise, a step before it is an error that asks for `register_comm_hook`.
+        """
+        self._hook_is_used()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, for compressors with a warm-up such as dgc. All workers call this.
@@ -233,6 +251,7 @@ class CompressionState:
 
     def _begin(self) -> None:
         self._require_usable()
+        self.needs_no_hook()
         self.gradients.begin()
 
     def _require_usable(self) -> None:
@@ -350,4 +369,5 @@ class CompressionState:
         The state cannot average gradients any more.
         """
         if self._copied is None:
+            self.needs_no_hook()
             self.gradients.close()

@@ -88,7 +88,7 @@ def check_parameters(
     here_by_name = {parameter["name"]: parameter for parameter in here}
     if strict:
         fitting.check(NOUN, "set of parameters", sorted(there_by_name), sorted(here_by_name))
-    common = there_by_name.keys() & here_by_name.keys()
+    common = [name for name in here_by_name if name in there_by_name]
     for name in common:
         expected = here_by_name[name]
         fitting.check_parameter(NOUN, f"'{name}'", there_by_name[name], expected, expected)

@@ -129,7 +129,9 @@ def resume(
     RuntimeError
         `suspend` was not called.
     ValueError
-        An argument is wrong.
+        An argument is wrong, or two workers have the same rank.
+    ConnectionError
+        Other workers did not call `resume` within GLUON_GC_CONNECT_TIMEOUT.
     """
     global _suspended
     if _suspended is None:
@@ -140,13 +142,7 @@ def resume(
     _require(rank, "global_rank", 0, num_workers - 1)
     here = Meeting(meeting.store, int(rank), int(num_workers))
     rendezvous.go_on(here)
-    try:
-        runtime.init(timeout=groups.timeout())
-    except RuntimeError as error:
-        raise ConnectionError(
-            f"worker {rank} cannot meet the others again: {str(error).splitlines()[0]}; without "
-            "torchrun, the process of the former worker 0 must still be running"
-        ) from error
+    runtime.init(timeout=groups.timeout())
     _suspended = None
     all_are_there = all(gather(here == meeting, "call resume"))
     for compression_state in kept:

@@ -1,7 +1,8 @@
-"""benchmark/cluster.py, epoch.py and language_model.py, run in network namespaces."""
+"""cluster.py, compare_trees.py, epoch.py and language_model.py, run in network namespaces."""
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,29 @@ def test_the_language_models_losses_bytes_and_seconds_are_measured(measure, tmp_
     # A second call reads the results, so it needs no time to train.
     (again,) = measure(*map(str, command))
     assert again == row
+
+
+@pytest.mark.skipif(not TORCH.exists(), reason="make .venv-torch/.built makes its environment")
+def test_two_trees_are_compared_and_each_runs_its_own_code(tmp_path):
+    shapes, other = tmp_path / "shapes.json", tmp_path / "other"
+    shapes.write_text(json.dumps([[50, 20], [33]]))
+    package = SCRIPTS.parent / "gluon_gc"
+    shutil.copytree(package, other / "gluon_gc", ignore=shutil.ignore_patterns("__pycache__"))
+    hook = other / "gluon_gc" / "torch" / "hook.py"
+    begin = '    """Implement `compression_hook`."""\n'
+    slow = f"{begin}    __import__('time').sleep(0.5)\n"
+    assert begin in hook.read_text()
+    hook.write_text(hook.read_text().replace(begin, slow))
+    options = f"--rounds 2 --steps 1 --workers 2 --rates {RATE:.0f} --model {shapes}"
+    command = [str(SCRIPTS / "compare_trees.py"), str(other), *options.split()]
+    with started(*command, "--only", "hook, onebit") as process:
+        said, errors = process.communicate(timeout=110)
+        assert process.returncode == 0, errors
+    cells = [line.strip("| ").split(" | ") for line in said.splitlines() if "hook" in line]
+    used, dropped, exchanges = ([float(cell) for cell in row[1:3]] for row in cells)
+    assert used[1] > 0.5 > 2 * used[0] and dropped[1] > 0.5 > 2 * dropped[0], said
+    assert float(cells[0][3].split()[0]) == pytest.approx(used[0] / used[1], abs=0.1)
+    assert exchanges[1] == pytest.approx(dropped[1] / used[1], rel=0.1)
 
 
 def test_ctrl_c_ends_all_processes():

@@ -74,6 +74,7 @@ def test_a_worker_runs_what_the_guide_runs(started, job, variant):
     assert {k: v for k, v in found.items() if k not in OURS} == {
         k: v for k, v in expected.items() if k not in OURS
     }
+    assert environ["BYTEPS_MIN_COMPRESS_BYTES"] == "1024000"
     assert environ["DMLC_ROLE"] == "worker"
     assert environ["DMLC_NUM_WORKER"] == machines
     assert int(environ["DMLC_NUM_SERVER"]) == 2 * int(machines)
@@ -113,6 +114,24 @@ def test_a_worker_runs_a_command_of_ones_own(started, tmp_path, servers):
     assert environ["DMLC_NUM_SERVER"] == str(3 * int(servers or 2))
     assert environ["PATH"].startswith(f"{tmp_path}:")  # the folder of CLUSTER_PYTHON comes first
     assert "BYTEPS_THREADPOOL_SIZE" not in environ
+    assert "BYTEPS_MIN_COMPRESS_BYTES" not in environ  # small models are compressed, too
+
+
+def test_a_python_without_gluon_gc_is_told(tmp_path):
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    own = {"CLUSTER_PYTHON": str(tmp_path / "python"), "CLUSTER_WORK": str(tmp_path / "work")}
+    clean = {name: text for name, text in CLEAN.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(SCRIPTS / "worker.sh"), "--", "python", "train.py"],
+        env={**clean, **own, "CLUSTER_HOSTS": "a"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=30,
+    )
+    assert done.returncode == 2
+    said = "worker.sh: gluon_gc must be installed in the environment of CLUSTER_PYTHON"
+    assert done.stderr.startswith(said)
 
 
 @pytest.mark.parametrize("role", ["scheduler", "server"])
@@ -129,7 +148,7 @@ def test_the_environment_wins_over_the_settings(started, role):
     words, environ = started(f"{role}.sh", **guide)
     assert words == ["-m", "bpslaunch"]
     assert {name: environ[name] for name in guide} == guide
-    assert environ["BYTEPS_MIN_COMPRESS_BYTES"] == "1024000"
+    assert "BYTEPS_MIN_COMPRESS_BYTES" not in environ
 
 
 @pytest.mark.parametrize(

@@ -508,7 +508,7 @@ def checkpoints_that_do_not_fit_are_refused_by_all():
     refused("sizes of the optimizer's groups is [1]", {**good, "optimizer": _with_groups([1])})
     refused("worker's residual of", {**good, "residuals": {}})
     other = distributed(net, every(3), TOPK).compression_state
-    refused("compression of parameter", good, other)
+    refused("compressor of parameter", good, other)
     other.close()
     if dist.get_world_size() > 1:
         first = dist.get_rank() == 0
@@ -605,7 +605,7 @@ def auto_chooses_h_and_the_compressor():
             train(fast, plain, range(AUTO_STEPS))
         assert plain.compression_state.automatic.decision == ("none", 10)
         box = loaded(boxes[29])
-        said = "compression of parameter"
+        said = "compressor of parameter"
         raised(ValueError, said, lambda: plain.compression_state.load_state_dict(box))
         others.append(plain)
     early = loaded(boxes[3])

@@ -7,6 +7,7 @@ import functools
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -268,6 +269,23 @@ def optimizers_go_on_after_a_suspension():
             assert torch.allclose(others, stayed, atol=0.1)
 
 
+def workers_that_resume_with_one_rank_are_refused():
+    """Afterwards they may resume with different ranks."""
+    net, rank = Net(), bps.rank()
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), TOPK)
+    train(net, optimizer, net, range(2))
+    bps.suspend()
+    began = time.monotonic()
+    said = "global_rank must differ between workers, but 2 workers called resume with global_rank 0"
+    raised(ValueError, said, lambda: bps.resume(2, 1, 0))
+    assert time.monotonic() - began < 10
+    bps.resume(2, 1)
+    assert bps.rank() == rank
+    train(net, optimizer, net, range(2, 4))
+    assert_alike(flat(net))
+    optimizer.compression_state.close()
+
+
 def fewer_workers_go_on():
     """This must be the last job of a torchrun, because worker 1 ends."""
     net = Net()
@@ -290,6 +308,8 @@ def fewer_workers_go_on():
     raised(ValueError, "global_rank must be a whole number from 0", lambda: bps.resume(1, 1, 1))
     if rank == 1:
         return
+    os.environ["GLUON_GC_CONNECT_TIMEOUT"] = "1"
+    raised(ConnectionError, "worker 1 did not call resume within 1 s", lambda: bps.resume(2, 1, 0))
     bps.resume(1, 1, 0)
     assert bps.size() == 1 and optimizer.compression_state.steps == 3
     assert torch.allclose(_residual(optimizer), residuals)

@@ -34,6 +34,7 @@ from tests.torch.common import (
     assert_alike,
     do_jobs,
     flat,
+    logged,
     loss_of,
     raised,
     sgd,
@@ -265,9 +266,10 @@ def resumed_by_fewer(folder):
     """Load the states of two workers into one."""
     files = [torch.load(folder / f"0.{rank}.pt", weights_only=True)[2] for rank in range(2)]
     _, _, _, state = wrapped(ONEBIT)
-    raised(ValueError, "world_size is 2 there, but 1 here", lambda: state.load_state_dict(files[0]))
+    said = "world_size is 2 there, but 1 here; pass the list of the state_dicts of all workers"
+    raised(ValueError, said, lambda: state.load_state_dict(files[0]))
     _, _, _, other = wrapped({**TOPK, "momentum": "nesterov"})
-    raised(ValueError, "compression of parameter", lambda: other.load_state_dict(files))
+    raised(ValueError, "compressor of parameter", lambda: other.load_state_dict(files))
     state.load_state_dict(files)
     name = "first.weight"
     of_all = [file["arrays"][name]["worker.residual.0"] for file in files]
@@ -511,7 +513,7 @@ def fully_sharded_checkpoint():
     ):
         wrong = {**saved, key: value}
         raised(ValueError, said, functools.partial(compression.load_state_dict, wrong))
-    raised(ValueError, "compression of", lambda: model(TOPK)[2].load_state_dict(saved))
+    raised(ValueError, "compressor of", lambda: model(TOPK)[2].load_state_dict(saved))
     raised(ValueError, "not a state_dict", lambda: compression.load_state_dict({}))
 
 
@@ -554,6 +556,15 @@ def wrong_settings():
     raised(ValueError, "twice", lambda: state([*named, named[0]], TOPK))
     raised(ValueError, "needs the optimizer", lambda: state(named, TOPK, on_nonfinite="skip"))
     raised(ValueError, "needs the optimizer", lambda: state(named, DITHERING))
+    raised(ValueError, "pass it to CompressionState(", lambda: state(named, ONEBIT))
+    own = {"*.weight": ONEBIT}
+    raised(ValueError, "pass it to CompressionState(", lambda: state(named, TOPK, overrides=own))
+    os.environ["BYTEPS_MIN_COMPRESS_BYTES"] = "1024000"
+    with logged() as lines:
+        state(named, TOPK).close()
+    del os.environ["BYTEPS_MIN_COMPRESS_BYTES"]
+    largest = "the largest tensor has 32400 bytes, and BYTEPS_MIN_COMPRESS_BYTES is 1024000"
+    assert len(lines) == 1 and lines[0].endswith(f"but nothing is compressed: {largest}"), lines
     elsewhere = {"first.bias": torch.zeros(90, device="meta")}
     moved = "is on meta, but was on cpu when"
     raised(ValueError, moved, lambda: state(named, TOPK).average(elsewhere))
@@ -614,7 +625,7 @@ def chosen_automatically():
         one.load_state_dict(states)
     assert torch.equal(train(*resumed[:3], range(4, 8)), weights)
     train(*fast[:3], range(1))
-    raised(ValueError, "compression of parameter", lambda: fast[3].load_state_dict(halfway[2]))
+    raised(ValueError, "compressor of parameter", lambda: fast[3].load_state_dict(halfway[2]))
     for one in (state, same[3], fast[3], resumed[3]):
         one.close()
 

@@ -47,6 +47,50 @@ def same(one, other):
     )
 
 
+# States whose hook was not registered
+
+
+def a_state_without_its_hook_is_an_error_in_the_first_step():
+    for knows_optimizer in (True, False):
+        net = Net()
+        optimizer = sgd(net)
+        ddp = DistributedDataParallel(net)
+        given = optimizer if knows_optimizer else None
+        state = bps.CompressionState(net.named_parameters(), TOPK, given)
+        before = flat(net)
+        optimizer.step()  # no gradient was computed
+        loss_of(ddp, 0).backward()
+        said = "ddp.register_comm_hook(state, bps.compression_hook)"
+        raised(RuntimeError, said, optimizer.step)
+        assert torch.equal(flat(net), before)
+        ddp.register_comm_hook(state, bps.compression_hook)
+        train(net, optimizer, ddp, range(2))
+        assert state.steps == 2
+        state.close()
+
+
+def steps_without_an_exchange_are_allowed_if_they_are_meant():
+    net, optimizer, ddp, state = wrapped(TOPK)
+    for p in net.parameters():  # as torch.distributed.checkpoint does, to create the states
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
+    with ddp.no_sync():
+        train(net, optimizer, ddp, range(2))
+    assert state.steps == 0
+    train(net, optimizer, ddp, range(2))
+    assert state.steps == 2
+    state.close()
+    loss_of(net, 0).backward()
+    optimizer.step()  # the state is closed
+    averaging = bps.DistributedOptimizer(sgd(net), net.named_parameters(), TOPK)
+    averaging.set_backward_passes_per_step(2)
+    loss_of(net, 0).backward()
+    with averaging.skip_synchronize():
+        averaging.step()
+    averaging.compression_state.close()
+
+
 # Layers that not all workers use in every step
 
 

@@ -17,6 +17,7 @@ API = (
     "gradients_of_several_backwards_add_up",
     "buffers_are_those_of_worker_0",
     "optimizers_go_on_after_a_suspension",
+    "workers_that_resume_with_one_rank_are_refused",
     "fewer_workers_go_on",
 )
 CROSS_BARRIER = (
@@ -30,6 +31,28 @@ CROSS_BARRIER = (
     "arguments_of_cross_barrier_are_checked",
 )
 JOBS = test_workers.HERE / "byteps_jobs.py"
+
+
+def test_calls_before_init_name_it(monkeypatch):
+    import gluon_gc.torch as bps
+    from gluon_gc.torch.parallel import DistributedDataParallel
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for call in (
+        bps.rank,
+        bps.size,
+        lambda: bps.CompressionState(model.named_parameters()),
+        lambda: bps.DistributedOptimizer(optimizer, model.named_parameters()),
+        lambda: bps.DistributedOptimizer(optimizer, algorithm="powersgd"),
+        lambda: DistributedDataParallel(model),
+        lambda: bps.broadcast_parameters(model.state_dict()),
+        lambda: bps.push_pull(torch.ones(2)),
+        lambda: bps.average_statistics(model),
+    ):
+        with pytest.raises(RuntimeError, match=r"call bps.init\(\) first"):
+            call()
 
 
 @pytest.mark.parametrize("jobs", [API, CROSS_BARRIER], ids=["api", "cross_barrier"])

@@ -102,4 +102,19 @@ def test_one_command_starts_it_on_all_machines(tmp_path):
     }
     command = [ROOT / "example" / "cluster" / "run.sh", "--", "python", "train.py", "--epochs", "1"]
     said = finish(command, tmp_path, **cluster)
-    assert "[worker 0] 2 workers; each sent " in said
+    assert "[worker 0] 2 workers; each sent 8466 " in said  # compressed
+
+
+def test_a_converted_ddp_script_compresses_and_loads_checkpoints_from_before(tmp_path):
+    page = ROOT / "docs" / "guides" / "convert-ddp.md"
+    (script,) = re.findall(r"^`train.py`:\n\n```python\n(.*?)^```", page.read_text(), re.S | re.M)
+    (tmp_path / "train.py").write_text(script)
+    command = [*LAUNCHERS["torchrun"], "train.py"]
+    assert re.search(r"compressed 3\d times", finish(command, tmp_path))
+    steps = [torch.load(tmp_path / "compression0.pt", weights_only=True)["steps"]]
+    for kept in (True, False):
+        if not kept:  # one worker lacks its file
+            (tmp_path / "compression1.pt").unlink()
+        finish(command, tmp_path)
+        steps.append(torch.load(tmp_path / "compression1.pt", weights_only=True)["steps"])
+    assert steps == [20, 40, 20]

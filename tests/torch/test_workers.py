@@ -38,6 +38,8 @@ OTHERS = (
     "a_pytorch_without_nccl_is_told",
 )
 LOOPS = (
+    "a_state_without_its_hook_is_an_error_in_the_first_step",
+    "steps_without_an_exchange_are_allowed_if_they_are_meant",
     "unused_layers_under_ddp",
     "unused_layers_with_the_distributed_optimizer",
     "unused_layers_are_stepped_as_ddp_steps_them",
