@@ -25,6 +25,7 @@ from .coder import Coders
 from .declared_tensor import DeclaredTensor
 from .exchanged_chunk import ExchangedChunk
 from .gathering import agree, gather, gather_numbers, gather_to_first
+from .header import OutOfStepError
 from .job import Job
 from .pipeline import Pipeline
 from .sparse import SparseJob
@@ -67,7 +68,8 @@ class Exchange:
         self._groups = groups.take(ranks, self._everybody)
         self.machines = machines.find(group)
         stages = STAGES[1:-1] if self.machines is None else STAGES
-        self._pipeline = Pipeline(stages, self._done, self._failed)
+        self._pipeline = Pipeline(stages, self._done, self._failed, self._broken)
+        self._numbers = itertools.count()
         self._loads = [0] * self.workers
         self._tensors: Dict[str, DeclaredTensor] = {}
         self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
@@ -203,6 +205,7 @@ class Exchange:
                     f"tensor '{name}' is on {job.staged.device}, but was on {declared_device} "
                     "when its compression was set up"
                 )
+        job.number = next(self._numbers)
         transfers = self.transfers.of(names)
         job.transfers = len(transfers)
         if not transfers:
@@ -213,7 +216,7 @@ class Exchange:
     def start_sparse(self, job: SparseJob) -> None:
         """Start to average a sparse tensor."""
         self.require_open()
-        job.transfers = 1
+        job.number, job.transfers = next(self._numbers), 1
         self._pipeline.put(Item(self.transfers.of_sparse(job.name), job))
 
     def require_open(self) -> None:
@@ -254,18 +257,23 @@ class Exchange:
             problem = header.problem(job.outcome)
             _finish(job, RuntimeError(problem) if problem else None)
 
+    def _broken(self, error: BaseException) -> None:
+        """Tell the other workers, if they would wait for messages that never come."""
+        if isinstance(error, OutOfStepError):
+            for transfer in list(self.transfers):
+                transfer.abandon(error.outcome)
+
     @staticmethod
     def _failed(item: Item, error: BaseException) -> None:
         job = item.job
         if job.transfers:
             job.transfers = 0
-            _finish(
-                job,
-                RuntimeError(
+            if not isinstance(error, OutOfStepError):
+                error = RuntimeError(
                     "gradients could not be exchanged: another worker may have ended, or made a "
                     f"different call: {error}"
-                ),
-            )
+                )
+            _finish(job, error)
 
 
 def _cut(tensor: DeclaredTensor, minimum: int) -> List[Chunk]:

@@ -9,6 +9,7 @@ import torch
 from torch.futures import Future
 
 from ..plan import Slice
+from . import header
 from .header import SAME, Stamp
 from .staging import Staged
 
@@ -38,6 +39,8 @@ class Job:
 
     Attributes
     ----------
+    number : int
+        The number of jobs that the exchange has started before this one.
     nonfinite : list of str
         The tensors whose sum has a NaN or an infinity.
     outcome : Stamp
@@ -55,6 +58,7 @@ class Job:
     absent: Collection[str] = ()
     stamp: Stamp = SAME
     keeps: Collection[str] = ()
+    number: int = 0
     nonfinite: List[str] = field(default_factory=list)
     outcome: Stamp = SAME
     unused: Set[str] = field(default_factory=set)
@@ -62,6 +66,10 @@ class Job:
 
     def __post_init__(self) -> None:
         self._begins: Dict[str, int] = {n: t.data_ptr() for n, t in self.staged.values.items()}
+
+    def stamp_of(self, identity: int) -> Stamp:
+        """Return the stamp for a transfer with this `header.identity`."""
+        return self.stamp._replace(tensors=header.checksum_of_job(self.number, identity))
 
     def of(self, piece: Slice) -> torch.Tensor:
         """Return the values of a slice."""

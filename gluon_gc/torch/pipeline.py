@@ -23,6 +23,8 @@ class Pipeline:
         Called with each item that has passed all stages.
     failed : callable
         Called with each item that has not, and with the error.
+    broken : callable
+        Called with the first error, when it is raised.
     """
 
     def __init__(
@@ -30,8 +32,9 @@ class Pipeline:
         stages: Sequence[Callable[[Any], None]],
         done: Callable[[Any], None],
         failed: Callable[[Any, BaseException], None],
+        broken: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        self._done, self._failed, self._error = done, failed, None
+        self._done, self._failed, self._broken, self._error = done, failed, broken, None
         self._queues = [queue.SimpleQueue() for _ in stages]
         self._threads = [
             threading.Thread(target=self._run, args=(number, stage), daemon=True)
@@ -75,5 +78,6 @@ class Pipeline:
                 return
             except BaseException as error:  # any error, because somebody waits for the item
                 self._error = error
+                self._broken(error)
         if last:
             self._failed(item, self._error)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from ..checkpoint import fitting
-from . import coder_states, groups, staging, state_dicts
+from . import coder_states, groups, header, staging, state_dicts
 from .additions import is_nonzero
 from .coder import Coders
 from .coder_states import Tensors
 from .coding import Buffers, codings
 from .collectives import ToOwners
 from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
+from .header import Stamp
 from .job import Job
 from .left_out import LeftOut
 from .sharded_compression import Unit
@@ -50,7 +52,7 @@ class ReduceScatter(Unit):
         self._parameters, self.shards, self._dtype = parameters, shards, dtype
         self._scratch = scratch
         self._residuals: List[SmallResiduals] = []
-        self._steps = 0
+        self._steps = self._begun = 0
         self._left_out = LeftOut(parameters.values(), self._take_back)
         self._group: Optional[dist.ProcessGroup] = None
         self.chunks: List[ExchangedChunk] = []
@@ -96,6 +98,7 @@ class ReduceScatter(Unit):
                 chunk.coder.keep()
         self._left_out.exchanged(self._parameters)
         self._steps += 1
+        self._begun += 1
 
     def _adds(self) -> bool:
         """Return whether FSDP will add the sums to gradients, on any worker.
@@ -171,8 +174,11 @@ class ReduceScatter(Unit):
         for coding in self._codings:
             coding.encode(rows)
         self._compact()
+        for own_header in self._own_headers:
+            header.write(own_header, Stamp(self._begun % 2**32, self._left_out.count), [])
         self._to_owners.start()
         self._to_owners.wait()
+        self._require_same_step()
         nonfinite: List[str] = []
         for coding in self._codings:
             coding.answer()
@@ -183,6 +189,12 @@ class ReduceScatter(Unit):
             raise RuntimeError(
                 f"the gradient of parameter {name} has a NaN or an infinity in step {self._steps}"
             )
+
+    def _require_same_step(self) -> None:
+        """Raise a RuntimeError unless the gradients of all workers are of the same step."""
+        outcome, _ = header.read(self._headers, dist.get_process_group_ranks(self._group))
+        if outcome != header.SAME:
+            raise RuntimeError(header.problem(outcome))
 
     def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
         """Prepare the exchange. All workers of the group call this."""
@@ -195,12 +207,17 @@ class ReduceScatter(Unit):
         with_feedback = [c.coder for c in self._compressed() if c.coder.codec.memory]
         if self._scratch is not None:
             self._residuals = small_residuals(with_feedback, self._scratch)
-        sizes = [[chunk.wire_size for chunk in owner_chunks] for owner_chunks in owned]
-        self._to_owners = ToOwners(group, 0, sizes)
-        received = dict(zip(owned[rank], self._to_owners.rows))
+        headed = [(header.wire_size(0), *(c.wire_size for c in chunks)) for chunks in owned]
+        self._to_owners = ToOwners(group, 0, headed)
+        self._headers, *rows = self._to_owners.rows
+        received = dict(zip(owned[rank], rows))
         sums = {c: rows[0].copy() for c, rows in received.items() if c.kind in (PLAIN, SUMMED)}
         answers = {c: sums[c][None] if c in sums else rows for c, rows in received.items()}
-        sent = dict(zip(self.chunks, self._to_owners.rooms))
+        rooms, sent = iter(self._to_owners.rooms), {}
+        self._own_headers: List[np.ndarray] = []
+        for chunks in owned:
+            self._own_headers.append(next(rooms))
+            sent.update(zip(chunks, rooms))
         buffers = Buffers(sent, {c: received[c] for c in sums}, sums, answers)
         self._codings = codings(self.chunks, buffers)
         if self._loaded:

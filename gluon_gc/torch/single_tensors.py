@@ -75,6 +75,7 @@ class SingleTensors:
         self._exchange: Optional[Exchange] = None
         self.params: Dict[str, CompressionParams] = {}
         self._expected: Dict[str, Tensor] = {}
+        self._sparse = SparseSum("", self._groups, next(groups.tags(ranks)))
         self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
 
     def declare(self, name: str, params: CompressionParams) -> None:
@@ -138,8 +139,7 @@ class SingleTensors:
         values = _summands_of_sparse(tensor) if whole else tensor
         average = handle.average and not whole
         job = SparseJob(name, values, False, SAME, lambda job, error: None, average)
-        transfer = SparseSum(name, self._groups)
-        for stage in (transfer.send, transfer.answer, transfer.deliver):
+        for stage in (self._sparse.send, self._sparse.answer, self._sparse.deliver):
             stage(job)
         result = job.result
         if whole:

@@ -62,7 +62,7 @@ class Transfers:
     def of_sparse(self, name: str) -> SparseSum:
         """Return the transfer of a sparse tensor."""
         if name not in self._sparse:
-            self._sparse[name] = SparseSum(name, self._groups)
+            self._sparse[name] = SparseSum(name, self._groups, next(self._tags))
         return self._sparse[name]
 
     def __iter__(self) -> Iterator[Stages]:
@@ -85,7 +85,7 @@ class Transfers:
         for batch in _batches(by_host):
             yield Transfer(batch, self._groups, next(self._tags))
         for _, tensor_chunks in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
-            yield Allreduce(list(tensor_chunks), self._groups[0])
+            yield Allreduce(list(tensor_chunks), self._groups[0], next(self._tags))
 
 
 def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
