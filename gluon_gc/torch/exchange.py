@@ -12,6 +12,7 @@ not need an owner: torch.distributed's all-reduce sums them.
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch.distributed as dist
@@ -76,7 +77,7 @@ class Exchange:
         self._coders = Coders(self._groups[0])
         self.transfers = Transfers(self._groups, ranks, self.machines, self._of_tensor.__getitem__)
         self.chunks: List[ExchangedChunk] = []
-        self._closed = False
+        self._closed = self._out_of_step = False
         closing.opened(self)
 
     # Set-up
@@ -242,7 +243,10 @@ class Exchange:
         if not self._closed:
             self._closed = True
             self._pipeline.close()
-            self.transfers.clear()
+            if self._out_of_step:
+                groups.keep(self.transfers)
+            else:
+                self.transfers.clear()
             groups.give_back(self._groups)
             if self.transfers.nccl_groups is not None:
                 groups.give_back(self.transfers.nccl_groups, nccl.new_group)
@@ -260,8 +264,10 @@ class Exchange:
     def _broken(self, error: BaseException) -> None:
         """Tell the other workers, if they would wait for messages that never come."""
         if isinstance(error, OutOfStepError):
+            self._out_of_step = True
             for transfer in list(self.transfers):
-                transfer.abandon(error.outcome)
+                with suppress(RuntimeError):  # the other worker has ended
+                    transfer.abandon(error.outcome)
 
     @staticmethod
     def _failed(item: Item, error: BaseException) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from datetime import timedelta
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch.distributed as dist
 
@@ -31,6 +31,7 @@ _TAGS = 2**16  # the number of tags that an exchange may use
 _asked: Optional[timedelta] = None
 _free: Dict[Tuple[Make, Tuple[int, ...]], List[Pair]] = defaultdict(list)
 _uses: Dict[Tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+_kept: List[Any] = []
 
 
 def ask_for(timeout: Optional[timedelta]) -> None:
@@ -65,13 +66,44 @@ def give_back(pair: Pair, make: Make = new_group) -> None:
     _free[make, tuple(dist.get_process_group_ranks(pair[0]))].append(pair)
 
 
-def tags(ranks: Sequence[int]) -> Iterator[int]:
-    """Return unused tags for messages between these workers. All of these workers call this."""
-    first = next(_uses[tuple(ranks)]) * _TAGS % TRANSPORT.tags
-    return iter(range(first, first + _TAGS))
+def keep(buffers: Any) -> None:
+    """Keep buffers that other workers may still send to.
+
+    Gloo stops to read a connection when a message arrives whose buffer does not exist any more.
+    """
+    _kept.append(buffers)
+
+
+class Tags:
+    """Unused tags for messages between workers. All of these workers create it.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        The workers.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._first = next(_uses[tuple(ranks)]) * _TAGS % TRANSPORT.tags
+        self._taken: Set[int] = set()
+
+    def take(self, identity: int) -> int:
+        """Return an unused tag.
+
+        It follows from the identity, unless that tag is in use. So a message of other tensors finds
+        no buffer, even if workers disagree: Gloo ends the process if a message is too long.
+        """
+        if len(self._taken) == _TAGS:
+            raise RuntimeError(f"an exchange has made {_TAGS} transfers: make it again")
+        offset = identity % _TAGS
+        while offset in self._taken:
+            offset = (offset + 1) % _TAGS
+        self._taken.add(offset)
+        return self._first + offset
 
 
 def forget() -> None:
     """Forget all groups, because PyTorch destroys them."""
     _free.clear()
     _uses.clear()
+    _kept.clear()

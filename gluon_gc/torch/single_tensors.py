@@ -75,7 +75,7 @@ class SingleTensors:
         self._exchange: Optional[Exchange] = None
         self.params: Dict[str, CompressionParams] = {}
         self._expected: Dict[str, Tensor] = {}
-        self._sparse = SparseSum("", self._groups, next(groups.tags(ranks)))
+        self._sparse = SparseSum("", self._groups, groups.Tags(ranks).take(0))
         self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
 
     def declare(self, name: str, params: CompressionParams) -> None:

@@ -562,6 +562,93 @@ def a_step_that_fails_is_started_anew():
     assert torch.equal(*results)
 
 
+# Workers that are not in the same step
+
+
+SIGNS = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+
+
+class Layers(torch.nn.Module):
+    """Layer i has the gradient 10^i in every step. Backward may fail on one worker, at layer 1."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.zeros(size, 1100) for _ in range(4))
+
+    def forward(self, fails):
+        parts = [10.0**i * weight.sum() for i, weight in enumerate(self.weights)]
+        if fails:
+            parts[1].register_hook(out_of_memory)
+        return sum(parts)
+
+
+def out_of_memory(gradient):
+    raise MemoryError
+
+
+def plain_sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=1.0)
+
+
+def an_error_that_one_worker_catches_is_noticed_by_all():
+    """As with fairseq's loop, which drops the batch of a worker that is out of memory."""
+    rank, said = dist.get_rank(), "worker 1 is in another step than other workers"
+    for params in ({}, SIGNS, TOPK):
+        net = Layers(1100)  # each weight is a bucket of its own
+        optimizer = bps.DistributedOptimizer(plain_sgd(net), net.named_parameters(), params)
+
+        def step(fails=False, net=net, optimizer=optimizer):
+            optimizer.zero_grad()
+            net(fails).backward()
+            optimizer.step()
+
+        step()
+        began = time.monotonic()
+        if rank == 0:
+            raised(MemoryError, "", lambda: step(fails=True))  # noqa: B023
+        for _ in range(2):  # later steps are refused too
+            raised(RuntimeError, said, step)
+        assert time.monotonic() - began < 20
+        if params == {}:
+            kept = [float(weight.detach()[0, 0]) for weight in net.weights]
+            assert kept == [-1.0, -10.0, -100.0, -1000.0], kept
+        optimizer.compression_state.close()
+
+
+def transfers_of_other_tensors_are_refused():
+    """The step is the same. The workers exchange its gradients in different orders."""
+    said = "worker 1 exchanges other tensors than other workers"
+    order = ("ab", "ba")[dist.get_rank()]
+    for params, size in (({}, 300_000), ({}, 10), (SIGNS, 30_000), (TOPK, 30_000), (None, 10)):
+        parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name in "ab"}
+        state = bps.CompressionState(parameters.items(), params)
+        futures = []
+        for name in order:
+            begins, gradient = not futures, torch.ones(size)
+            if params is None:
+                futures.append(state.average_sparse(name, gradient.to_sparse(), begins))
+            else:
+                futures.append(state.average({name: gradient}, begins))
+        for future in futures:
+            raised(RuntimeError, said, future.wait)
+        state.close()
+
+
+def other_learning_rates_are_noticed_without_compression():
+    net = Layers(200)
+    optimizer = bps.DistributedOptimizer(plain_sgd(net), net.named_parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        if step == 1:
+            optimizer.param_groups[0]["lr"] = 0.1 * (1 + dist.get_rank())
+            said = "the learning rates of worker 1 differ from those of other workers"
+            raised(RuntimeError, said, lambda: net(False).backward())
+        else:
+            net(False).backward()
+            optimizer.step()
+    optimizer.compression_state.close()
+
+
 # Kinds of tensors
 
 
