@@ -53,7 +53,9 @@ class AlgorithmState:
     Attributes
     ----------
     parameters : dict of str to Parameter
-        By name.
+        By name. A tied parameter has its first name.
+    aliases : dict of str to str
+        The other names of tied parameters, and their names in `parameters`.
     automatic : AutomaticAlgorithm
         The algorithm and the compression, as given or as "auto" has chosen them.
     driver : Driver
@@ -72,14 +74,16 @@ class AlgorithmState:
         overrides: Optional[Overrides] = None,
         on_nonfinite: str = "raise",
     ) -> None:
-        self.parameters, _ = named(named_parameters)
+        self.parameters, _, self.aliases = named(named_parameters)
         for name, parameter in self.parameters.items():
             require_floats(algorithm.name, name, str(parameter.dtype).rpartition(".")[2])
         if algorithm.needs_adam:
             require_adam(algorithm.name, optimizer, self.parameters)
         own = (overrides or {}).values()
         require_fitting_compression(algorithm, compression_params, *own)
-        requested, _ = chosen_params(self.parameters, compression_params, overrides)
+        requested, _ = chosen_params(
+            self.parameters, compression_params, overrides, aliases=self.aliases
+        )
         self.automatic: AutomaticAlgorithm = automatic_of(
             algorithm, requested, option_given, self._wait
         )

@@ -78,7 +78,7 @@ def compress_reduce_scatter(
     _require_hook("set_custom_reduce_scatter", function)
     if on_nonfinite not in ("raise", "propagate"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
-    parameters, _ = named(model.named_parameters())
+    parameters = named(model.named_parameters()).trained
     params = chosen_params(parameters, compression_params, overrides).params
     require_optimizer((p.require_chosen() for p in params.values()), None)
     if residual_bits not in (8, 32):
@@ -158,7 +158,7 @@ def compress_all_gather(
     """
     function = "compress_all_gather"
     _require_hook("set_custom_all_gather", function)
-    trained, frozen = named(model.named_parameters())
+    trained, frozen, _ = named(model.named_parameters())
     parameters = {**trained, **frozen}
     params = chosen_params(parameters, compression_params, overrides).params
     for parameter_params in params.values():

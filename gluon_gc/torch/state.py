@@ -72,7 +72,9 @@ class CompressionState:
     Attributes
     ----------
     parameters : dict of str to Parameter
-        The parameters that need a gradient, by name.
+        The parameters that need a gradient, by name. A tied parameter has its first name.
+    aliases : dict of str to str
+        The other names of tied parameters, and their names in `parameters`.
     params : dict of str to CompressionParams
         The compression of each parameter, by name. "auto" is replaced by its choice.
     momentum : Momentum, optional
@@ -108,11 +110,11 @@ class CompressionState:
         optimizer = unwrapped(optimizer)
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is skipped")
-        self.parameters, self._frozen = named(named_parameters)
+        self.parameters, self._frozen, self.aliases = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
         requested, has_nesterov = chosen_params(
-            self.parameters, compression_params, overrides, mu, nesterov, optimizer
+            self.parameters, compression_params, overrides, mu, nesterov, optimizer, self.aliases
         )
         require_optimizer(requested.values(), optimizer)
         applies_momentum = any(params.mu is not None for params in requested.values())
@@ -273,6 +275,7 @@ class CompressionState:
         return {
             "parameters": self.parameters,
             "params": self.params,
+            "aliases": self.aliases,
             "_names": self._names,
             "_copied": self.state_dict(),
         }

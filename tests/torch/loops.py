@@ -649,6 +649,82 @@ def other_learning_rates_are_noticed_without_compression():
     optimizer.compression_state.close()
 
 
+# Tied weights
+
+
+class Tied(torch.nn.Module):
+    """An encoder and a decoder that share their weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.middle = torch.nn.Linear(20, 40), torch.nn.Linear(40, 40)
+        self.decoder = torch.nn.Linear(40, 20, bias=False)
+        self.decoder.weight = torch.nn.Parameter(self.encoder.weight.detach().T.contiguous())
+        self.encoder.register_parameter("weight", self.decoder.weight)
+
+    def forward(self, x):
+        x = torch.nn.functional.linear(x, self.encoder.weight.T, self.encoder.bias).tanh()
+        return self.decoder(self.middle(x).tanh())
+
+
+def a_tied_weight_under_two_names_is_one_parameter():
+    both = [name for name, _ in Tied().named_parameters(remove_duplicate=False)]
+    names = {"both": both}
+    for kind, left_out in (("once", "decoder.weight"), ("second", "encoder.weight")):
+        names[kind] = [name for name in both if name != left_out]
+    adam = functools.partial(torch.optim.AdamW, lr=0.01)
+    nesterov = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    for algorithm, params, optimizer_of in (
+        (None, {}, adam),
+        (None, {**SIGNS, "momentum": "nesterov"}, nesterov),
+        ({"name": "local_steps", "every": 3}, SIGNS, adam),
+        ({"name": "powersgd", "rank": 2}, {}, adam),
+        ({"name": "onebit_adam", "freeze_step": 3}, SIGNS, adam),
+        ({"name": "zero_one_adam", "var_freeze_step": 3}, SIGNS, adam),
+    ):
+
+        def made(kind, a=algorithm, p=params, of=optimizer_of):
+            net = Tied()
+            named = [(name, net.get_parameter(name)) for name in names[kind]]
+            optimizer = bps.DistributedOptimizer(
+                of(net.parameters()), named, compression_params=p, algorithm=a
+            )
+            return net, optimizer
+
+        def trained_from(net, optimizer, steps):
+            for step in steps:
+                optimizer.zero_grad()
+                net(data(step)[0]).pow(2).sum().backward()
+                optimizer.step()
+            return flat(net)
+
+        weights, saved = {}, {}
+        for kind in ("once", "both", "second"):
+            net, optimizer = made(kind)
+            trained_from(net, optimizer, range(4))
+            saved[kind] = copy.deepcopy(
+                (net.state_dict(), optimizer.state_dict(), optimizer.compression_state.state_dict())
+            )
+            weights[kind] = trained_from(net, optimizer, range(4, 7))
+            optimizer.compression_state.close()
+        assert torch.equal(weights["once"], weights["both"]), algorithm
+        for kind, other in (("once", "both"), ("both", "once"), ("both", "second")):
+            net, optimizer = made(other)
+            net.load_state_dict(saved[kind][0])
+            optimizer.load_state_dict(saved[kind][1])
+            state = optimizer.compression_state
+            state.load_state_dict(saved[kind][2])
+            if other != "second":  # another order, so that other workers own the chunks
+                assert torch.equal(trained_from(net, optimizer, range(4, 7)), weights[kind]), kind
+            elif algorithm is None:
+                there, here = (s["arrays"] for s in (saved[kind][2], state.state_dict()))
+                assert there["encoder.weight"].keys() == here["decoder.weight"].keys()
+                for key, array in there["encoder.weight"].items():
+                    assert torch.equal(array, here["decoder.weight"][key]), key
+            optimizer.compression_state.close()
+
+
 # Kinds of tensors
 
 

@@ -59,6 +59,7 @@ LOOPS = (
     "an_error_that_one_worker_catches_is_noticed_by_all",
     "transfers_of_other_tensors_are_refused",
     "other_learning_rates_are_noticed_without_compression",
+    "a_tied_weight_under_two_names_is_one_parameter",
     "complex_parameters",
     "complex_parameters_fully_sharded",
     "sparse_gradients",
