@@ -12,7 +12,6 @@ not need an owner: torch.distributed's all-reduce sums them.
 from __future__ import annotations
 
 import itertools
-from contextlib import suppress
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch.distributed as dist
@@ -31,7 +30,7 @@ from .job import Job
 from .pipeline import Pipeline
 from .sparse import SparseJob
 from .stages import STAGES, Item
-from .transfers import Transfers
+from .transfers import Transfers, abandon
 
 _SETTING_UP = "set up their compression"
 _OWNED_BYTES = 16 * 1024  # the most bytes of a chunk whose owner sums values
@@ -68,16 +67,16 @@ class Exchange:
         self._ranks, self._everybody = ranks, group is None
         self._groups = groups.take(ranks, self._everybody)
         self.machines = machines.find(group)
+        self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
+        self.transfers = Transfers(self._groups, ranks, self.machines, self._of_tensor.__getitem__)
         stages = STAGES[1:-1] if self.machines is None else STAGES
-        self._pipeline = Pipeline(stages, self._done, self._failed, self._broken)
+        self._pipeline = Pipeline(stages, self._done, self._failed, self.transfers.broken)
         self._numbers = itertools.count()
         self._loads = [0] * self.workers
         self._tensors: Dict[str, DeclaredTensor] = {}
-        self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
         self._coders = Coders(self._groups[0])
-        self.transfers = Transfers(self._groups, ranks, self.machines, self._of_tensor.__getitem__)
         self.chunks: List[ExchangedChunk] = []
-        self._closed = self._out_of_step = False
+        self._closed = False
         closing.opened(self)
 
     # Set-up
@@ -243,7 +242,7 @@ class Exchange:
         if not self._closed:
             self._closed = True
             self._pipeline.close()
-            if self._out_of_step:
+            if self.transfers.out_of_step:
                 groups.keep(self.transfers)
             else:
                 self.transfers.clear()
@@ -261,17 +260,11 @@ class Exchange:
             problem = header.problem(job.outcome)
             _finish(job, RuntimeError(problem) if problem else None)
 
-    def _broken(self, error: BaseException) -> None:
-        """Tell the other workers, if they would wait for messages that never come."""
-        if isinstance(error, OutOfStepError):
-            self._out_of_step = True
-            for transfer in list(self.transfers):
-                with suppress(RuntimeError):  # the other worker has ended
-                    transfer.abandon(error.outcome)
-
     @staticmethod
     def _failed(item: Item, error: BaseException) -> None:
         job = item.job
+        if isinstance(error, OutOfStepError):
+            abandon([item.transfer], error.outcome)  # it may be newer than the error
         if job.transfers:
             job.transfers = 0
             if not isinstance(error, OutOfStepError):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from typing import Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
+from contextlib import suppress
+from typing import Callable, Collection, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from . import groups, header
 from .allreduce import Allreduce, sums_in_place
 from .exchanged_chunk import OVER_NCCL, ExchangedChunk
 from .gpu_transfer import GpuTransfer
 from .groups import Pair
+from .header import OutOfStepError, Stamp
 from .machines import Machines, MachineTransfer
 from .sparse import SparseSum
 from .stages import Stages
@@ -34,6 +36,8 @@ class Transfers:
 
     Attributes
     ----------
+    out_of_step : bool
+        Whether a worker exchanges other tensors than its peers. Nothing can be exchanged then.
     nccl_groups : pair of ProcessGroup, optional
         The same workers' groups of NCCL, if a chunk needs them.
     """
@@ -47,6 +51,7 @@ class Transfers:
     ) -> None:
         self._groups, self._machines, self._chunks_of = pair, machines, chunks_of
         self.nccl_groups: Optional[Pair] = None
+        self.out_of_step = False
         self._tags = groups.Tags(ranks)
         self._dense: Dict[Tuple[str, ...], List[Stages]] = {}
         self._sparse: Dict[str, SparseSum] = {}
@@ -71,6 +76,12 @@ class Transfers:
     def __iter__(self) -> Iterator[Stages]:
         return itertools.chain(*self._dense.values(), self._sparse.values())
 
+    def broken(self, error: BaseException) -> None:
+        """Tell the other workers, if they would wait for messages that never come."""
+        if isinstance(error, OutOfStepError):
+            self.out_of_step = True
+            abandon(list(self), error.outcome)
+
     def clear(self) -> None:
         """Forget the transfers of dense tensors. They are created again when needed."""
         self._dense.clear()
@@ -93,6 +104,13 @@ class Transfers:
 
     def _tag(self, chunks: Sequence[ExchangedChunk]) -> int:
         return self._tags.take(header.identity(chunk.piece for chunk in chunks))
+
+
+def abandon(transfers: Iterable[Stages], outcome: Stamp) -> None:
+    """Send an outcome to all workers that may wait for a message of these transfers."""
+    for transfer in transfers:
+        with suppress(RuntimeError):  # the other worker has ended
+            transfer.abandon(outcome)
 
 
 def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
