@@ -78,7 +78,7 @@ def compress_reduce_scatter(
     _require_hook("set_custom_reduce_scatter", function)
     if on_nonfinite not in ("raise", "propagate"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
-    parameters = named(model.named_parameters()).trained
+    parameters, frozen, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides).params
     require_optimizer((p.require_chosen() for p in params.values()), None)
     if residual_bits not in (8, 32):
@@ -91,7 +91,9 @@ def compress_reduce_scatter(
     for part in parts:
         policy, sharded = part.group.mp_policy, part.parameters
         dtype = policy.reduce_dtype or policy.param_dtype or next(iter(sharded.values())).dtype
-        units.append(ReduceScatter(sharded, part.shards(params, on_nonfinite), dtype, scratch))
+        kept_frozen = part.others(frozen)
+        shards = part.shards(params, on_nonfinite)
+        units.append(ReduceScatter(sharded, shards, dtype, kept_frozen, scratch))
         part.module.set_custom_reduce_scatter(units[-1])
     return ShardedCompression(function, units)
 
@@ -205,6 +207,11 @@ class _Part(NamedTuple):
         """Return the module's shards."""
         rank = dist.get_rank(self.group.mesh_info.shard_process_group)
         return Shards(self.sizes, params, on_nonfinite, self.workers, rank)
+
+    def others(self, parameters: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """Return those of these parameters that fully_shard handles together with this part's."""
+        ids = {id(p.sharded_param) for p in self.group.fsdp_params}
+        return {name: p for name, p in parameters.items() if id(p) in ids}
 
     def owners(self) -> Iterator[torch.nn.Module]:
         """Yield the modules that have these parameters as attributes."""

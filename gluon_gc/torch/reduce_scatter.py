@@ -38,6 +38,8 @@ class ReduceScatter(Unit):
         If its `on_nonfinite` is "raise", a NaN or an infinity is an error.
     dtype : torch.dtype
         The dtype of the gradients that FSDP will pass, for `empty_state`.
+    frozen : mapping of str to Tensor
+        The module's parameters that need no gradient, by name.
     scratch : Scratch, optional
         If given, residuals are kept in 8 bits.
     """
@@ -47,8 +49,10 @@ class ReduceScatter(Unit):
         parameters: Mapping[str, torch.Tensor],
         shards: Shards,
         dtype: torch.dtype,
+        frozen: Mapping[str, torch.Tensor],
         scratch: Optional[Scratch] = None,
     ) -> None:
+        self._frozen = frozen
         self._parameters, self.shards, self._dtype = parameters, shards, dtype
         self._scratch = scratch
         self._residuals: List[SmallResiduals] = []
@@ -74,6 +78,7 @@ class ReduceScatter(Unit):
             A parameter has no gradient, or a sum has a NaN or an infinity.
         """
         workers, rank = self.shards.workers, self.shards.rank
+        self._require_same_parameters()
         input_tensor = staging.as_real(input_tensor).view(-1)
         output_tensor = staging.as_real(output_tensor).view(-1)
         if input_tensor.numel() != workers * self.shards.size:
@@ -89,6 +94,16 @@ class ReduceScatter(Unit):
         shards = staging.Staged(self.shards.split(rank, output_tensor))
         self._run(Job(rows, _scale(op, workers), {}), Job(shards, 1.0, {}))
         shards.finish(1.0)
+
+    def _require_same_parameters(self) -> None:
+        """Raise a RuntimeError if a parameter was frozen or thawed: FSDP passes no names."""
+        changed = [n for n, p in self._parameters.items() if not p.requires_grad]
+        changed += [n for n, p in self._frozen.items() if p.requires_grad]
+        if changed:
+            raise RuntimeError(
+                f"parameter {changed[0]} was frozen or unfrozen after compress_reduce_scatter: "
+                "call it again, before the next step"
+            )
 
     def _begin(self) -> None:
         """Begin a step, or continue one that adds gradients of several backward passes."""
@@ -106,7 +121,8 @@ class ReduceScatter(Unit):
         A worker's own shards may be empty.
         """
         gradients = (p.grad for p in self._parameters.values() if p.grad is not None)
-        adds = torch.tensor([any(is_nonzero(gradient.to_local()) for gradient in gradients)])
+        found = any(is_nonzero(gradient.to_local()) for gradient in gradients)
+        adds = torch.tensor([found], device="cpu")
         dist.all_reduce(adds, dist.ReduceOp.MAX, self._group)
         return bool(adds)
 

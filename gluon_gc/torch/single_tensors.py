@@ -182,7 +182,9 @@ def _summands_of_sparse(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        indices, values, shape, device=values.device, check_invariants=False
+    )
 
 
 def _sum_dense(handle: Handle, workers: int) -> None:

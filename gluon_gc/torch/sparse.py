@@ -112,12 +112,12 @@ class SparseSum(Stages[SparseJob]):
         indices = max(dimensions)
         if job.absent:
             empty = self._rows[1].new_empty(0, *job.values.shape[indices:])
-            self._rows = torch.empty(0, indices, dtype=torch.int64), empty
+            self._rows = torch.empty(0, indices, dtype=torch.int64, device="cpu"), empty
         self._gathers = [self._gather(rows) for rows in self._rows]
         self.meter.pushed_bytes += sum(rows.nbytes for rows in self._rows)
 
     def _gather(self, rows: torch.Tensor) -> Tuple[dist.Work, List[torch.Tensor]]:
-        padded = torch.zeros((max(1, *self._counts), *rows.shape[1:]), dtype=rows.dtype)
+        padded = rows.new_zeros(max(1, *self._counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         gathered = [torch.empty_like(padded) for _ in range(self._workers)]
         pieces = [as_real(piece) for piece in gathered]
@@ -135,7 +135,9 @@ class SparseSum(Stages[SparseJob]):
         indices, values = joined
         if job.average:
             values = values / self._workers
-        total = torch.sparse_coo_tensor(indices.T, values, job.values.shape, check_invariants=False)
+        total = torch.sparse_coo_tensor(
+            indices.T, values, job.values.shape, device="cpu", check_invariants=False
+        )
         total = total.coalesce().to(job.values.dtype)
         if not total.values().isfinite().all():
             job.nonfinite.append(job.name)

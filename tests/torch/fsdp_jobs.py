@@ -227,6 +227,20 @@ def accumulated_gradients_go_both_ways():
     assert torch.allclose(*weights, atol=2e-3)
 
 
+def parameters_that_change_places_are_refused():
+    """One is frozen and another one of its size is unfrozen: FSDP passes sizes, but no names."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Linear(20, 20))
+    net[0].requires_grad_(False)
+    fully_shard(net)
+    bps.compress_reduce_scatter(net, GRADIENTS)
+    loss_of(net, 0).backward()
+    net[0].requires_grad_(True)
+    net[1].requires_grad_(False)
+    said = "parameter 1.weight was frozen or unfrozen after compress_reduce_scatter: call it again"
+    raised(RuntimeError, said, lambda: loss_of(net, 0).backward())
+
+
 def every_change_of_a_parameter_is_gathered():
     """A change that no optimizer made, on one worker only; then NaN."""
     net, optimizer = sharded()

@@ -728,6 +728,84 @@ def a_tied_weight_under_two_names_is_one_parameter():
 # Kinds of tensors
 
 
+ALGORITHMS = (
+    None,
+    {"name": "local_steps", "every": 2},
+    {"name": "powersgd", "rank": 2},
+    {"name": "onebit_adam", "freeze_step": 2},
+    {"name": "zero_one_adam", "var_freeze_step": 2},
+)
+
+
+class Odd(torch.nn.Module):
+    """A scalar parameter, like CLIP's logit_scale, and empty ones."""
+
+    def __init__(self, scalar):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(20, 5)
+        shape = () if scalar else (1,)
+        self.scale = torch.nn.Parameter(torch.full(shape, 0.5))
+        self.none = torch.nn.ParameterList(torch.empty(s) for s in ((0,), (0, 3), (2, 0, 4)))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale.exp() + sum(p.sum() for p in self.none)
+
+
+def scalar_and_empty_parameters():
+    for algorithm in ALGORITHMS:
+        weights = []
+        for scalar in (True, False):
+            net = Odd(scalar)
+            optimizer = bps.DistributedOptimizer(
+                torch.optim.AdamW(net.parameters(), lr=0.01),
+                net.named_parameters(),
+                compression_params={} if algorithm == ALGORITHMS[2] else SIGNS,
+                algorithm=algorithm,
+            )
+            for step in range(6):
+                optimizer.zero_grad()
+                loss_of(net, step).backward()
+                optimizer.step()
+                if step == 3:
+                    state = optimizer.compression_state
+                    state.load_state_dict(copy.deepcopy(state.state_dict()))
+            weights.append(flat(net))
+            optimizer.compression_state.close()
+        assert torch.equal(*weights), algorithm
+
+
+def another_default_device_changes_nothing():
+    """The default device of the tensors that a script makes, not of its model."""
+    automatic = {"compressor": "auto"}
+    settings = [(params, None) for params in (SIGNS, TOPK, automatic, {})]
+    settings += [({}, algorithm) for algorithm in ALGORITHMS[1:]]
+    for params, algorithm in settings:
+        weights = []
+        for device in ("cpu", "meta"):
+            net = Net()
+            inner = torch.optim.Adam(net.parameters(), lr=0.01)
+            if algorithm is None:
+                inner = torch.optim.SGD(net.parameters(), lr=0.1)
+            batches = [data(step) for step in range(4)]
+            torch.set_default_device(device)
+            try:
+                optimizer = bps.DistributedOptimizer(
+                    inner, net.named_parameters(), compression_params=params, algorithm=algorithm
+                )
+                for x, y in batches:
+                    optimizer.zero_grad()
+                    torch.nn.functional.cross_entropy(net(x), y).backward()
+                    optimizer.step()
+                optimizer.compression_state.state_dict()
+                optimizer.compression_state.close()
+            finally:
+                torch.set_default_device(None)
+            weights.append(flat(net))
+        if params is not automatic:
+            assert torch.equal(*weights), (params, algorithm)
+
+
 class Complex(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -60,6 +60,8 @@ LOOPS = (
     "transfers_of_other_tensors_are_refused",
     "other_learning_rates_are_noticed_without_compression",
     "a_tied_weight_under_two_names_is_one_parameter",
+    "scalar_and_empty_parameters",
+    "another_default_device_changes_nothing",
     "complex_parameters",
     "complex_parameters_fully_sharded",
     "sparse_gradients",
