@@ -28,7 +28,7 @@ _PROBLEMS = {
     4: "worker {} exchanges other tensors than other workers",
 }
 _OUT_OF_STEP, _OTHER_TENSORS = 1, 4
-_BROKEN = 2**32 - 1  # in the place of `tensors`: the stamp is an outcome
+_BROKEN = 2**32 - 1  # as `tensors`: the stamp is an outcome
 
 
 class Stamp(NamedTuple):
