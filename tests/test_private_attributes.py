@@ -31,6 +31,8 @@ OF_OTHERS = {
     "mxnet/server.py": {"_set_updater"},
     "torch/algorithm.py": {"_wrapped_by_lr_sched"},
     "torch/averager.py": {"_execution_engine", "_version"},
+    "torch/integrations/accelerate.py": {"_custom_objects"},
+    "torch/integrations/transformers.py": {"_get_output_dir"},
     "torch/fsdp.py": {"_fsdp_param_group", "_get_fsdp_state"},
     "torch/gates.py": {"_parameters"},
     "torch/rendezvous.py": {"_get_default_store"},

@@ -61,6 +61,8 @@ class AlgorithmState:
     driver : Driver
     rounds : Rounds
     optimizer : Optimizer
+    is_closed : bool
+        Whether `close` was called.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class AlgorithmState:
         )
         self.driver = Driver(self.algorithm, self.rounds)
         self.driver.declare()
-        self._agreed, self._stats_from = False, 0
+        self._agreed, self._stats_from, self.is_closed = False, 0, False
         self._known = set(self.parameters.values())
         closing.opened(self)
 
@@ -280,4 +282,5 @@ class AlgorithmState:
 
     def close(self) -> None:
         """Stop the threads. No step can be made afterwards."""
+        self.is_closed = True
         self.rounds.close()

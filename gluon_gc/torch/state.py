@@ -81,6 +81,8 @@ class CompressionState:
         The momentum that is applied instead of the optimizer's.
     gradients : GradientSteps
         It averages the gradients, step by step.
+    is_closed : bool
+        Whether `close` was called.
 
     Raises
     ------
@@ -119,7 +121,7 @@ class CompressionState:
         require_optimizer(requested.values(), optimizer)
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
-        self._copied, self._group = None, process_group
+        self._copied, self._group, self.is_closed = None, process_group, False
         # The scaler itself skips steps with a NaN. So the exchange must report them, not raise.
         action = on_nonfinite if grad_scaler is None else "skip"
         try:
@@ -320,4 +322,5 @@ class CompressionState:
         The state cannot average gradients any more.
         """
         if self._copied is None:
+            self.is_closed = True
             self.gradients.close()
