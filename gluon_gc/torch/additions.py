@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import Callable, Iterable, Optional, Set
 
 import torch
+
+from .optimizer_hooks import weakly
 
 
 class Additions:
@@ -26,15 +29,17 @@ class Additions:
         self._wait, self._found = wait, False
         self._averaged: Set[torch.Tensor] = set()  # backward has not added to them
         self._nonzero: Set[torch.Tensor] = set()  # before backward adds to them
-        touch = torch.compiler.disable(self._touch)  # in case that a script compiles a whole step
-        self._handles = [p.register_hook(partial(touch, p)) for p in parameters]
+        # A script may compile a whole step, but torch.compile cannot trace the hook.
+        touch = torch.compiler.disable(weakly(self._touch))
+        self._handles = [p.register_hook(partial(touch, weakref.ref(p))) for p in parameters]
 
     def averaged(self, parameters: Iterable[torch.Tensor]) -> None:
         """Record that the gradients of these parameters are averages now."""
         self._averaged.update(parameters)
 
-    def _touch(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _touch(self, reference: weakref.ref[torch.Tensor], gradient: torch.Tensor) -> None:
         """Called before backward adds to a gradient, and by `torch.autograd.grad`."""
+        parameter = reference()
         self._nonzero.discard(parameter)
         if parameter in self._averaged and self._wait() and _is_nonzero(parameter):
             self._nonzero.add(parameter)

@@ -12,6 +12,7 @@ not need an owner: torch.distributed's all-reduce sums them.
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch.distributed as dist
@@ -65,6 +66,7 @@ class Exchange:
             raise ValueError("this worker is not in process_group")
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self._ranks, self._everybody = ranks, group is None
+        groups.settle(group)
         self._groups = groups.take(ranks, self._everybody)
         self.machines = machines.find(group)
         self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
@@ -77,6 +79,9 @@ class Exchange:
         self._coders = Coders(self._groups[0])
         self.chunks: List[ExchangedChunk] = []
         self._closed = False
+        self._release = weakref.finalize(
+            self, _release, self._pipeline, self.transfers, self._groups, self.machines
+        )
         closing.opened(self)
 
     # Set-up
@@ -241,16 +246,7 @@ class Exchange:
         """Stop the threads, and release the process groups."""
         if not self._closed:
             self._closed = True
-            self._pipeline.close()
-            if self.transfers.out_of_step:
-                groups.keep(self.transfers)
-            else:
-                self.transfers.clear()
-            groups.give_back(self._groups)
-            if self.transfers.nccl_groups is not None:
-                groups.give_back(self.transfers.nccl_groups, nccl.new_group)
-            if self.machines is not None:
-                self.machines.close()
+            self._release()
 
     @staticmethod
     def _done(item: Item) -> None:
@@ -273,6 +269,22 @@ class Exchange:
                     f"different call: {error}"
                 )
             _finish(job, error)
+
+
+def _release(
+    pipeline: Pipeline, transfers: Transfers, pair: groups.Pair, found: Optional[machines.Machines]
+) -> None:
+    """Stop the threads of an exchange that is closed or garbage, and release its groups."""
+    pipeline.close()
+    if transfers.out_of_step:
+        groups.keep(transfers)
+    else:
+        transfers.clear()
+    groups.give_back(pair)
+    if transfers.nccl_groups is not None:
+        groups.give_back(transfers.nccl_groups)
+    if found is not None:
+        found.close()
 
 
 def _cut(tensor: DeclaredTensor, minimum: int) -> List[Chunk]:

@@ -16,7 +16,7 @@ from .gradient_compression import GradientCompression
 from .job import Job, future_on, resolving
 from .left_out import LeftOut
 from .momentum import Momentum
-from .optimizer_hooks import before_step, param_groups
+from .optimizer_hooks import before_step, param_groups, weakly
 from .settings import facts_of, learning_rates
 from .sparse import SparseJob
 
@@ -81,7 +81,7 @@ class GradientSteps:
         self.when_stepping: Callable[[], None] = lambda: None
         self.finish: Callable[[], None] = lambda: None
         # A script may compile a whole step, but torch.compile cannot trace the hooks.
-        note, stepping = map(torch.compiler.disable, (self._note, self._before_step))
+        note, stepping = map(torch.compiler.disable, (weakly(self._note), self._before_step))
         self._handles = [p.register_post_accumulate_grad_hook(note) for p in self._names]
         if optimizer is not None:
             self._handles.append(before_step(optimizer, stepping))

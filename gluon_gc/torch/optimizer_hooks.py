@@ -64,6 +64,21 @@ def before_step(optimizer: Optimizer, action: Callable[[], None]) -> RemovableHa
     return optimizer.register_step_pre_hook(hook)
 
 
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls a bound method while its object exists.
+
+    Parameters keep their hooks in C++, where Python's garbage collector does not find a cycle.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*args)
+
+    return call
+
+
 class StepWatch:
     """Records whether any optimizer steps some of these parameters.
 

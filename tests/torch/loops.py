@@ -5,9 +5,11 @@ Each loop is compared with DistributedDataParallel, or with another loop that is
 
 import copy
 import functools
+import gc
 import io
 import os
 import pickle
+import threading
 import time
 from datetime import timedelta
 
@@ -804,6 +806,38 @@ def another_default_device_changes_nothing():
             weights.append(flat(net))
         if params is not automatic:
             assert torch.equal(*weights), (params, algorithm)
+
+
+def states_that_are_dropped_leave_no_threads():
+    """The workers' garbage collectors find them at different times."""
+    local_steps = {"name": "local_steps", "every": 2}
+
+    def fold(kind):
+        net = model = torch.nn.Linear(20, 5)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if kind == "hook":
+            model = DistributedDataParallel(net)
+            state = bps.CompressionState(net.named_parameters(), SIGNS, optimizer)
+            model.register_comm_hook(state, bps.compression_hook)
+        else:
+            algorithm = local_steps if kind == "local_steps" else None
+            optimizer = bps.DistributedOptimizer(
+                optimizer, net.named_parameters(), SIGNS, algorithm=algorithm
+            )
+        train(net, optimizer, model, range(2))
+        assert_alike(flat(net))
+
+    for kind in ("hook", "optimizer", "local_steps"):
+        seen = []
+        for number in range(4):
+            fold(kind)
+            if number % 2 == dist.get_rank() or number == 3:
+                gc.collect()
+            seen.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+        fold(kind)
+        gc.collect()
+        threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        assert threads <= seen[0][0] and files <= max(each[1] for each in seen), (kind, seen)
 
 
 class Complex(torch.nn.Module):

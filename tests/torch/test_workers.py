@@ -60,6 +60,7 @@ LOOPS = (
     "transfers_of_other_tensors_are_refused",
     "other_learning_rates_are_noticed_without_compression",
     "a_tied_weight_under_two_names_is_one_parameter",
+    "states_that_are_dropped_leave_no_threads",
     "scalar_and_empty_parameters",
     "another_default_device_changes_nothing",
     "complex_parameters",
