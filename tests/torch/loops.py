@@ -813,6 +813,7 @@ def states_that_are_dropped_leave_no_threads():
     local_steps = {"name": "local_steps", "every": 2}
 
     def fold(kind):
+        torch.manual_seed(0)
         net = model = torch.nn.Linear(20, 5)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         if kind == "hook":
