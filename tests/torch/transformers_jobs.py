@@ -158,7 +158,7 @@ def each_trial_of_a_search_has_its_folder(folder):
     params = by_hand.CASES[0][0]
     made = trainer(folder, params, save_strategy="steps", save_steps=3, max_steps=3)
     made.hp_search_backend, made.hp_space = HPSearchBackend.OPTUNA, lambda trial: {}
-    with mock.patch("transformers.trainer_callback.hp_params", lambda trial: {}):  # needs optuna
+    with mock.patch("transformers.integrations.hp_params", lambda trial: {}):  # needs optuna
         for number in (0, 1):
             made.train(trial=types.SimpleNamespace(number=number, params={}))
     dist.barrier()
