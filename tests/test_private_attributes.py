@@ -33,6 +33,8 @@ OF_OTHERS = {
     "mxnet/trainer_arguments.py": {"_stype"},
     "torch/algorithm.py": {"_wrapped_by_lr_sched"},
     "torch/averager.py": {"_execution_engine", "_version"},
+    "torch/integrations/accelerate.py": {"_custom_objects"},
+    "torch/integrations/transformers.py": {"_get_output_dir"},
     "torch/fsdp.py": {"_fsdp_param_group", "_get_fsdp_state"},
     "torch/gates.py": {"_parameters"},
     "torch/gathering.py": {"_get_default_store"},

@@ -85,7 +85,8 @@ class ZeroOneAdam(Algorithm):
         return {"gradient": shapes, "sum": shapes}
 
     def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
-        numbers = {name: 0.0 * x.reshape((-1,))[:1] for name, x in parameters.items()}
+        first = {name: x.reshape((-1,))[:1] for name, x in parameters.items()}  # none if empty
+        numbers = {name: 0.0 * x.sum().reshape((1,)) for name, x in first.items()}
         return {
             "anchor": {name: 1.0 * x for name, x in parameters.items()},
             "sum": {name: 0.0 * x for name, x in parameters.items()},

@@ -34,7 +34,7 @@ class WrappedAdam:
     def moments(self, name: str) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return exp_avg and exp_avg_sq of a parameter."""
         state = self._state(name)
-        return state["exp_avg"], state["exp_avg_sq"]
+        return torch.atleast_1d(state["exp_avg"]), torch.atleast_1d(state["exp_avg_sq"])
 
     def betas(self, name: str) -> Tuple[float, float]:
         """Return the decay rates of the moments."""
@@ -45,8 +45,8 @@ class WrappedAdam:
         """Return this worker's gradient, with weight decay if it is coupled."""
         parameter, decay = self._parameters[name], self._group(name)["weight_decay"]
         if not decay or self._is_decoupled(name):
-            return parameter.grad
-        return parameter.grad + decay * parameter.detach()
+            return torch.atleast_1d(parameter.grad)
+        return torch.atleast_1d(parameter.grad + decay * parameter.detach())
 
     def as_float(self, number: torch.Tensor) -> float:
         """Return the value of a tensor with one element."""
@@ -77,7 +77,7 @@ class WrappedAdam:
         parameter = self._parameters[name]
         state = self._optimizer.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, device="cpu")
             for moment in ("exp_avg", "exp_avg_sq"):
                 state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state

@@ -2,6 +2,7 @@
 
     {"format": 1, "rank", "world_size", "machines", "algorithm": {"name", OPTION...}, "steps",
      "tensors": [{"name", "shape", "dtype", "compression"}, ...],
+     "aliases": {NAME: its name in "tensors", ...},
      "state": {KIND: {NAME: tensor, ...}, ...},
      "residuals": {ROUND: {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}, ...},
      "weights": {NAME: tensor, ...},
@@ -74,7 +75,7 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
     The workers first check their checkpoints.
     """
     several = not isinstance(given, Mapping)
-    listed = [given] if isinstance(given, Mapping) else given
+    listed = [_renamed(state, each) for each in ([given] if not several else given)]
     meeting = state.rounds.meeting
     with _recalling(state, listed):
         workers = state_dicts.if_all_fit(
@@ -146,6 +147,24 @@ def _described(state: AlgorithmState) -> Dict[str, Any]:
     return {
         **state_dicts.described_workers(state.rounds.meeting),
         "tensors": state_dicts.described_parameters(state.parameters, state.params),
+        "aliases": dict(state.aliases),
+    }
+
+
+def _renamed(state: AlgorithmState, given: Any) -> Any:
+    """Return a state_dict with the names here; anything else as it is, for the checks."""
+    if not isinstance(given, Mapping) or "tensors" not in given:
+        return given
+    names = state_dicts.Names(state.parameters, state.aliases)
+    here = names.of(given, [tensor["name"] for tensor in given["tensors"]])
+    return {
+        **given,
+        "tensors": state_dicts.renamed_parameters(given["tensors"], here),
+        "weights": state_dicts.renamed(given["weights"], here),
+        **{
+            key: {kind: state_dicts.renamed(values, here) for kind, values in given[key].items()}
+            for key in ("state", "residuals")
+        },
     }
 
 

@@ -53,12 +53,16 @@ class AlgorithmState:
     Attributes
     ----------
     parameters : dict of str to Parameter
-        By name.
+        By name. A tied parameter has its first name.
+    aliases : dict of str to str
+        The other names of tied parameters, and their names in `parameters`.
     automatic : AutomaticAlgorithm
         The algorithm and the compression, as given or as "auto" has chosen them.
     driver : Driver
     rounds : Rounds
     optimizer : Optimizer
+    is_closed : bool
+        Whether `close` was called.
     """
 
     def __init__(
@@ -72,14 +76,16 @@ class AlgorithmState:
         overrides: Optional[Overrides] = None,
         on_nonfinite: str = "raise",
     ) -> None:
-        self.parameters, _ = named(named_parameters)
+        self.parameters, _, self.aliases = named(named_parameters)
         for name, parameter in self.parameters.items():
             require_floats(algorithm.name, name, str(parameter.dtype).rpartition(".")[2])
         if algorithm.needs_adam:
             require_adam(algorithm.name, optimizer, self.parameters)
         own = (overrides or {}).values()
         require_fitting_compression(algorithm, compression_params, *own)
-        requested, _ = chosen_params(self.parameters, compression_params, overrides)
+        requested, _ = chosen_params(
+            self.parameters, compression_params, overrides, aliases=self.aliases
+        )
         self.automatic: AutomaticAlgorithm = automatic_of(
             algorithm, requested, option_given, self._wait
         )
@@ -90,7 +96,7 @@ class AlgorithmState:
         )
         self.driver = Driver(self.algorithm, self.rounds)
         self.driver.declare()
-        self._agreed, self._stats_from = False, 0
+        self._agreed, self._stats_from, self.is_closed = False, 0, False
         self._known = set(self.parameters.values())
         closing.opened(self)
 
@@ -276,4 +282,5 @@ class AlgorithmState:
 
     def close(self) -> None:
         """Stop the threads. No step can be made afterwards."""
+        self.is_closed = True
         self.rounds.close()

@@ -1,7 +1,7 @@
 """AllGather: the compressed all-gather of one FSDP2 module's parameters.
 
 With differences, gathered_copies.py chooses the shards that are sent, and their form. A message
-begins with a flag for each shard.
+begins with a header, and then has a flag for each shard.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from . import staging
+from . import header, staging
 from .coder import coder_on
 from .coder_states import Tensors
 from .coding import Buffers, Coding, codings
 from .collectives import ToAll, WireSize
 from .exchanged_chunk import PLAIN, ExchangedChunk
 from .gathered_copies import GatheredCopies, check
+from .header import Stamp
 from .job import Job
 from .sharded_compression import Unit
 from .shards import Shards
@@ -56,6 +57,7 @@ class AllGather(Unit):
         self.shards, self._dtype, self._differences = shards, staging.real_dtype(dtype), differences
         self._new_group, self._tag = new_group, tag
         self._to_all: Optional[ToAll] = None
+        self._gathers = 0
         self._copies = GatheredCopies(shards, frozen)
 
     def __call__(
@@ -128,8 +130,13 @@ class AllGather(Unit):
                 _BROADCAST if key in exact else _MESSAGE if key in values else 0
                 for key in self.shards.keys(self.shards.rank)
             ]
+        self._gathers += 1
+        header.write(self._own_header, Stamp(self._gathers % 2**32), [])
         self._to_all.start()
         self._to_all.wait()
+        outcome, _ = header.read(np.concatenate(self._headers), self._ranks)
+        if outcome != header.SAME:
+            raise RuntimeError(header.problem(outcome))
 
     def _flagged(self, flag: int) -> List[str]:
         """Return the names of the shards to which their owners gave this flag."""
@@ -157,20 +164,24 @@ class AllGather(Unit):
         self.shards.agree(group, like, "gather parameters", differences=self._differences)
         workers = range(self.shards.workers)
         chunks = [_chunks_of(self.shards, worker, like) for worker in workers]
-        header = [WireSize(len(self.shards.sizes))] if self._differences else []
+        flags = [WireSize(len(self.shards.sizes))] if self._differences else []
+        first = [header.wire_size(0), *flags]
         sizes = [
-            [*header, *(self._wire_size(worker, chunk) for chunk in chunks[worker])]
+            [*first, *(self._wire_size(worker, chunk) for chunk in chunks[worker])]
             for worker in workers
         ]
         self._to_all = ToAll(group, self._tag, [], sizes)
         rows = iter(self._to_all.rows)
         self._flags: List[np.ndarray] = []
+        self._own_header, self._headers = self._to_all.rooms[0], []
+        self._ranks = dist.get_process_group_ranks(group)
         answers: Dict[ExchangedChunk, np.ndarray] = {}
         for worker_chunks in chunks:
+            self._headers.append(next(rows))
             if self._differences:
                 self._flags.append(next(rows)[0])
             answers.update(zip(worker_chunks, rows))
-        sent = dict(zip(chunks[self.shards.rank], self._to_all.rooms[len(header) :]))
+        sent = dict(zip(chunks[self.shards.rank], self._to_all.rooms[len(first) :]))
         self._working = staging.working_dtype(like.dtype)
         self._codings: Dict[str, List[Coding]] = {}
         self._uncompressed = set()

@@ -123,8 +123,8 @@ class _Workers(probe.Workers):
         )
 
     def exchange(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
-        values = torch.Generator().manual_seed(self._exchange.rank)
-        gradients = {t.name: torch.randn(t.size, generator=values) for t in tensors}
+        values = torch.Generator(device="cpu").manual_seed(self._exchange.rank)
+        gradients = {t.name: torch.randn(t.size, generator=values, device="cpu") for t in tensors}
 
         def average() -> None:
             future: Future[None] = Future()

@@ -42,7 +42,7 @@ Tensors = Dict[str, Dict[str, torch.Tensor]]
 """The keys are NAME, and then NODE.KIND.BEGIN."""
 
 
-_row = torch.zeros(1, 4, dtype=torch.int64)  # of a tensor of the kind "stream"
+_row = torch.zeros(1, 4, dtype=torch.int64, device="cpu")  # of a tensor of the kind "stream"
 
 
 class NodeCoder(NamedTuple):
@@ -96,7 +96,7 @@ def zeros(chunks: Iterable[Chunk]) -> Tensors:
                 rows = tensor_states.get(f"worker.{STREAM}.0", _row[:0])
                 tensor_states[f"worker.{STREAM}.0"] = torch.cat([rows, _row])
             else:
-                array = torch.zeros(shape, dtype=getattr(torch, dtype))
+                array = torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
                 tensor_states[f"worker.{kind}.{piece.begin}"] = array
     return tensors
 

@@ -8,7 +8,7 @@ payloads vary in length, only the bytes in use are sent; such a payload begins w
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -119,24 +119,39 @@ class ToOwners:
         The same on all members. Nothing else in the group may use it.
     sizes : sequence of sequence of WireSize
         For each owner, the sizes of its chunks.
+    no_owners : collection of int
+        The workers that own nothing. Each receives a header from the worker before it, so that
+        workers that wait for each other in different steps notice it.
 
     Attributes
     ----------
+    senders : list of int
+        The workers whose bytes this worker has in the end, with itself.
     rooms : list of array of uint8
         The rooms of all chunks, in the order of their owners.
-    rows : list of array of uint8, shape (workers, bytes)
-        For each chunk that this worker owns, the bytes of all workers.
+    rows : list of array of uint8, shape (senders, bytes)
+        For each chunk that this worker owns, the bytes of all senders.
     """
 
-    def __init__(self, group: dist.ProcessGroup, tag: int, sizes: Sequence[WireSizes]) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        tag: int,
+        sizes: Sequence[WireSizes],
+        no_owners: Collection[int] = (),
+    ) -> None:
         rank, workers = dist.get_rank(group), len(sizes)
-        mine, self._others = sizes[rank], other_workers(rank, workers)
+        mine, others = sizes[rank], other_workers(rank, workers)
+        before, after = (rank - 1) % workers, (rank + 1) % workers
+        self.senders = sorted({rank, before}) if rank in no_owners else list(range(workers))
+        self._receivers = [w for w in others if w not in no_owners or w == after]
         begins = offsets(mine)
-        memory = _zeros(workers * begins[-1]).reshape(workers, begins[-1])
+        memory = _zeros(len(self.senders) * begins[-1]).reshape(len(self.senders), begins[-1])
         self.rows = [memory[:, begin : begin + size.most] for begin, size in zip(begins, mine)]
-        self._incoming = {worker: _Message(mine, memory[worker]) for worker in self._others}
+        row_of = dict(zip(self.senders, memory))
+        self._incoming = {w: _Message(mine, row_of[w]) for w in others if w in row_of}
         self._outgoing = [
-            _Message(owner_sizes, memory[rank] if owner == rank else None)
+            _Message(owner_sizes, row_of[rank] if owner == rank else None)
             for owner, owner_sizes in enumerate(sizes)
         ]
         self.rooms = [room for message in self._outgoing for room in message.rooms]
@@ -146,9 +161,13 @@ class ToOwners:
         """Start to send the rooms, and return the number of bytes in use."""
         used = [message.used() for message in self._outgoing]
         self._messages.send(
-            {owner: self._outgoing[owner].packed(used[owner]) for owner in self._others}
+            {owner: self._outgoing[owner].packed(used[owner]) for owner in self._receivers}
         )
         return sum(map(sum, used))
+
+    def send_instead(self, header: np.ndarray) -> None:
+        """Send this header, uint8, instead of the next bytes."""
+        self._messages.send(dict.fromkeys(self._receivers, header))
 
     def wait(self) -> None:
         """Wait until `rows` has all bytes."""
@@ -203,6 +222,11 @@ class ToAll:
         used = self._outgoing.used()
         self._messages.send(dict.fromkeys(self._incoming, self._outgoing.packed(used)))
         return used
+
+    def send_instead(self, header: np.ndarray) -> None:
+        """Send this header, uint8, instead of the next bytes."""
+        if self.rooms:
+            self._messages.send(dict.fromkeys(self._incoming, header))
 
     def wait(self) -> int:
         """Wait until `rows` has all bytes, also this worker's own, and return their number."""

@@ -28,6 +28,11 @@ def kind_of(optimizer: Optimizer) -> Type[Optimizer]:
     return next(c for c in type(optimizer).__mro__ if not issubclass(c, (Distributed, _Copied)))
 
 
+def restore(optimizer: Optimizer) -> None:
+    """Give an optimizer the class back that it had before it was made distributed."""
+    optimizer.__class__ = kind_of(optimizer)
+
+
 def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
     """Return the unpickled optimizer."""
     copied_class = type(kind.__name__, (_Copied, kind), {})

@@ -12,6 +12,7 @@ not need an owner: torch.distributed's all-reduce sums them.
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
@@ -26,11 +27,12 @@ from .coder import Coders
 from .declared_tensor import DeclaredTensor
 from .exchanged_chunk import ExchangedChunk
 from .gathering import agree, gather, gather_numbers, gather_to_first
+from .header import OutOfStepError
 from .job import Job
 from .pipeline import Pipeline
 from .sparse import SparseJob
 from .stages import STAGES, Item
-from .transfers import Transfers
+from .transfers import Transfers, abandon
 
 _SETTING_UP = "set up their compression"
 _OWNED_BYTES = 16 * 1024  # the most bytes of a chunk whose owner sums values
@@ -66,17 +68,22 @@ class Exchange:
             raise ValueError("this worker is not in process_group")
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self._ranks, self._everybody = ranks, group is None
+        groups.settle(group)
         self._groups = groups.take(ranks, self._everybody)
         self.machines = machines.find(group)
+        self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
+        self.transfers = Transfers(self._groups, ranks, self.machines, self._of_tensor.__getitem__)
         stages = STAGES[1:-1] if self.machines is None else STAGES
-        self._pipeline = Pipeline(stages, self._done, self._failed)
+        self._pipeline = Pipeline(stages, self._done, self._failed, self.transfers.broken)
+        self._numbers = itertools.count()
         self._loads = [0] * self.workers
         self._tensors: Dict[str, DeclaredTensor] = {}
-        self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
         self._coders = Coders(self._groups[0])
-        self.transfers = Transfers(self._groups, ranks, self.machines, self._of_tensor.__getitem__)
         self.chunks: List[ExchangedChunk] = []
         self._closed = False
+        self._release = weakref.finalize(
+            self, _release, self._pipeline, self.transfers, self._groups, self.machines
+        )
         closing.opened(self)
 
     # Set-up
@@ -223,6 +230,7 @@ class Exchange:
                     f"tensor '{name}' is on {job.staged.device}, but was on {declared_device} "
                     "when its compression was set up"
                 )
+        job.number = next(self._numbers)
         transfers = self.transfers.of(names)
         job.transfers = len(transfers)
         if not transfers:
@@ -233,7 +241,7 @@ class Exchange:
     def start_sparse(self, job: SparseJob) -> None:
         """Start to average a sparse tensor."""
         self.require_open()
-        job.transfers = 1
+        job.number, job.transfers = next(self._numbers), 1
         self._pipeline.put(Item(self.transfers.of_sparse(job.name), job))
 
     def require_open(self) -> None:
@@ -255,13 +263,7 @@ class Exchange:
         """Stop the threads, and release the process groups."""
         if not self._closed:
             self._closed = True
-            self._pipeline.close()
-            self.transfers.clear()
-            groups.give_back(self._groups)
-            if self.transfers.nccl_groups is not None:
-                groups.give_back(self.transfers.nccl_groups, nccl.new_group)
-            if self.machines is not None:
-                self.machines.close()
+            self._release()
 
     @staticmethod
     def _done(item: Item) -> None:
@@ -274,15 +276,32 @@ class Exchange:
     @staticmethod
     def _failed(item: Item, error: BaseException) -> None:
         job = item.job
+        if isinstance(error, OutOfStepError):
+            abandon([item.transfer], error.outcome)  # it may be newer than the error
         if job.transfers:
             job.transfers = 0
-            _finish(
-                job,
-                RuntimeError(
+            if not isinstance(error, OutOfStepError):
+                error = RuntimeError(
                     "gradients could not be exchanged: another worker may have ended, or made a "
                     f"different call: {error}"
-                ),
-            )
+                )
+            _finish(job, error)
+
+
+def _release(
+    pipeline: Pipeline, transfers: Transfers, pair: groups.Pair, found: Optional[machines.Machines]
+) -> None:
+    """Stop the threads of an exchange that is closed or garbage, and release its groups."""
+    pipeline.close()
+    if transfers.out_of_step:
+        groups.keep(transfers)
+    else:
+        transfers.clear()
+    groups.give_back(pair)
+    if transfers.nccl_groups is not None:
+        groups.give_back(transfers.nccl_groups)
+    if found is not None:
+        found.close()
 
 
 def _cut(tensor: DeclaredTensor, minimum: int) -> List[Chunk]:

@@ -88,7 +88,7 @@ def compress_reduce_scatter(
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
     if grad_scaler is not None:
         on_nonfinite = "propagate"
-    parameters, _ = named(model.named_parameters())
+    parameters, frozen, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides).params
     require_optimizer((p.require_chosen() for p in params.values()), None)
     if residual_bits not in (8, 32):
@@ -103,8 +103,10 @@ def compress_reduce_scatter(
     for part in parts:
         policy, sharded = part.group.mp_policy, part.parameters
         dtype = policy.reduce_dtype or policy.param_dtype or next(iter(sharded.values())).dtype
-        shards = part.shards(params, on_nonfinite)
-        units.append(ReduceScatter(sharded, shards, dtype, scratch, grad_scaler, watch))
+        shards, kept_frozen = part.shards(params, on_nonfinite), part.others(frozen)
+        units.append(
+            ReduceScatter(sharded, shards, dtype, kept_frozen, scratch, grad_scaler, watch)
+        )
         part.module.set_custom_reduce_scatter(units[-1])
     return ShardedCompression(function, units)
 
@@ -171,7 +173,7 @@ def compress_all_gather(
     """
     function = "compress_all_gather"
     _require_hook("set_custom_all_gather", function)
-    trained, frozen = named(model.named_parameters())
+    trained, frozen, _ = named(model.named_parameters())
     parameters = {**trained, **frozen}
     params = chosen_params(parameters, compression_params, overrides).params
     for parameter_params in params.values():
@@ -218,6 +220,11 @@ class _Part(NamedTuple):
         """Return the module's shards."""
         rank = dist.get_rank(self.group.mesh_info.shard_process_group)
         return Shards(self.sizes, params, on_nonfinite, self.workers, rank)
+
+    def others(self, parameters: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """Return those of these parameters that fully_shard handles together with this part's."""
+        ids = {id(p.sharded_param) for p in self.group.fsdp_params}
+        return {name: p for name, p in parameters.items() if id(p) in ids}
 
     def owners(self) -> Iterator[torch.nn.Module]:
         """Yield the modules that have these parameters as attributes."""

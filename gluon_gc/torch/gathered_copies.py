@@ -138,7 +138,7 @@ class GatheredCopies:
 
     def empty_state(self, dtype: torch.dtype) -> Tensors:
         """Return zeros in the shapes and dtypes of `carried`."""
-        zeros = torch.zeros(self._shards.size, dtype=dtype)
+        zeros = torch.zeros(self._shards.size, dtype=dtype, device="cpu")
         shards = self._shards.split(self._shards.rank, zeros)
         return _cloned(shards, shards)
 

@@ -58,9 +58,9 @@ def gather_numbers(
     mine: Sequence[int], doing: str, group: Optional[dist.ProcessGroup] = None
 ) -> List[Tuple[int, ...]]:
     """Like `gather`, for int64 numbers. Each worker passes equally many."""
-    gathered = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.int64)
+    gathered = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.int64, device="cpu")
     with _naming_missing(doing, group):
-        dist.all_gather(list(gathered), torch.tensor(mine), group=group)
+        dist.all_gather(list(gathered), torch.tensor(mine, device="cpu"), group=group)
     return list(map(tuple, gathered.tolist()))
 
 

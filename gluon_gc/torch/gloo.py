@@ -60,18 +60,20 @@ class GlooMessages:
         ]
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
-        self._sent = [
+        self._sent += [
             (member, self._group.send([sent], member, self._tag)) for member, sent in _tensors(data)
         ]
 
     def wait(self) -> None:
+        sent = list(self._sent)
         with waiting(self._awaited):
-            for member, work in (*self._coming, *self._sent):
+            for member, work in (*self._coming, *sent):
                 self._member = member
                 try:
                     work.wait()
                 except RuntimeError as error:
                     raise RuntimeError(f"{self._awaited()}: {error}") from error
+        del self._sent[: len(sent)]  # not before: Gloo cannot send a message without its buffer
 
     def _awaited(self) -> str:
         own, other = (self._ranks[i] for i in (self._group.rank(), self._member))

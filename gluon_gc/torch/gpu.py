@@ -119,4 +119,4 @@ def copy_scaled(source: torch.Tensor, scale: float, target: torch.Tensor) -> Non
 
 def host_memory(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Allocate zeros in host memory, pinned if CUDA is in use, for fast copies."""
-    return torch.zeros(size, dtype=dtype, pin_memory=torch.cuda.is_initialized())
+    return torch.zeros(size, dtype=dtype, device="cpu", pin_memory=torch.cuda.is_initialized())

@@ -6,7 +6,7 @@ NCCL carries the payloads, and Gloo a header for each owner, which the CPU reads
 from __future__ import annotations
 
 from itertools import chain
-from typing import List, NamedTuple, Sequence
+from typing import Collection, List, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,8 @@ class GpuToOwners(ToOwners):
         The size of each owner's header; empty if it owns nothing.
     sizes : sequence of sequence of int
         For each owner, the bytes of its payloads.
+    no_owners : collection of int
+        See `ToOwners`.
 
     Attributes
     ----------
@@ -59,8 +61,9 @@ class GpuToOwners(ToOwners):
         tag: int,
         headers: Sequence[WireSizes],
         sizes: Sequence[Sequence[int]],
+        no_owners: Collection[int],
     ) -> None:
-        super().__init__(members.gloo, tag, headers)
+        super().__init__(members.gloo, tag, headers, no_owners)
         rank, workers = dist.get_rank(members.gloo), len(sizes)
         received = _memory(sizes[rank], workers, members.device)
         sent = [

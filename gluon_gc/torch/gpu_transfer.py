@@ -8,13 +8,13 @@ from typing import Iterator, Sequence
 import numpy as np
 import torch.distributed as dist
 
+from . import header
 from .coding import Buffers, codings
 from .exchanged_chunk import ExchangedChunk
 from .gpu_collectives import GpuToAll, GpuToOwners, Members
 from .groups import Pair
-from .header import wire_size
 from .stats import Meter
-from .transfer import Section, Transfer
+from .transfer import Section, Transfer, with_headers
 
 
 class GpuTransfer(Transfer):
@@ -38,15 +38,18 @@ class GpuTransfer(Transfer):
         ranks = dist.get_process_group_ranks(groups[0])
         owned = [[chunk for chunk in chunks if chunk.owner == worker] for worker in range(workers)]
         self.chunks, self.meter = [chunk for each in owned for chunk in each], Meter()
-        headers = [[wire_size(len(each))] if each else [] for each in owned]
+        self._identity = header.identity(chunk.piece for chunk in self.chunks)
+        headers = [[header.wire_size(len(each))] if each else [] for each in owned]
+        headed, no_owners = with_headers(headers)
         sizes = [[chunk.num_bytes for chunk in each] for each in owned]
         device = chunks[0].device
         first, second = (Members(*each, device) for each in zip(groups, nccl_groups))
-        self._to_owners = GpuToOwners(first, tag, headers, sizes)
+        self._to_owners = GpuToOwners(first, tag, headed, sizes, no_owners)
         self._to_all = GpuToAll(second, tag, headers, sizes)
         rooms, rows = iter(self._to_owners.rooms), iter(self._to_owners.rows)
-        self._sent = [_section(each, rooms) for each in owned]
-        self._received = _section(owned[rank], rows, ranks)
+        self._sent = [Section(each, islice(rooms, 1), {}, headed=True) for each in owned]
+        senders = [ranks[sender] for sender in self._to_owners.senders]
+        self._received = Section(owned[rank], islice(rows, 1), {}, senders, headed=True)
         self._answer = _section(owned[rank], iter(self._to_all.rooms))
         rows = iter(self._to_all.rows)
         self._answers = [_section(each, rows) for each in owned]
@@ -61,8 +64,6 @@ class GpuTransfer(Transfer):
         self._of_others = codings(self.chunks, buffers)
 
 
-def _section(
-    chunks: Sequence[ExchangedChunk], rooms: Iterator[np.ndarray], ranks: Sequence[int] = ()
-) -> Section:
+def _section(chunks: Sequence[ExchangedChunk], rooms: Iterator[np.ndarray]) -> Section:
     """Return a section whose only room is that of its header."""
-    return Section(chunks, islice(rooms, bool(chunks)), {}, ranks)
+    return Section(chunks, islice(rooms, bool(chunks)), {})

@@ -14,7 +14,7 @@ from . import closing, header, staging
 from .gradient_compression import GradientCompression
 from .job import Job, future_on, resolving
 from .momentum import Momentum
-from .optimizer_hooks import around_update, param_groups
+from .optimizer_hooks import around_update, param_groups, weakly
 from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
 from .sparse import SparseJob
@@ -81,7 +81,7 @@ class GradientSteps:
         self.when_stepping: Callable[[], None] = lambda: None
         self.finish: Callable[[], None] = lambda: None
         # A script may compile a whole step, but torch.compile cannot trace the hooks.
-        note = torch.compiler.disable(self._note)
+        note = torch.compiler.disable(weakly(self._note))
         self._handles = [p.register_post_accumulate_grad_hook(note) for p in self._names]
         self._leave_optimizer: Callable[[], None] = lambda: None
         if optimizer is not None:

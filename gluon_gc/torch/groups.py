@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from datetime import timedelta
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch.distributed as dist
 from torch.distributed import constants
@@ -28,11 +28,25 @@ Make = Callable[[Sequence[int], bool], dist.ProcessGroup]
 """Creates a group, as `new_group` does."""
 
 _DEFAULT_TIMEOUTS = (constants.default_pg_timeout, constants.default_pg_nccl_timeout)
+
+
+class Lease(NamedTuple):
+    """Two groups, and their number among the groups that were made with the same key."""
+
+    key: Tuple[Make, Tuple[int, ...]]
+    number: int
+    pair: Pair
+
+
 _TAGS = 2**16  # the number of tags that an exchange may use
 
 _asked: Optional[timedelta] = None
-_free: Dict[Tuple[Make, Tuple[int, ...]], List[Pair]] = defaultdict(list)
+_free: Dict[Tuple[Make, Tuple[int, ...]], List[Lease]] = defaultdict(list)
+_made: Dict[Tuple[Make, Tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
+_lent: Dict[int, Lease] = {}  # by the id of the pair
+_returned: List[Lease] = []
 _uses: Dict[Tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+_kept: List[Any] = []
 
 
 def ask_for(timeout: Optional[timedelta]) -> None:
@@ -83,22 +97,85 @@ def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGrou
 
 def take(ranks: Sequence[int], everybody: bool = False, make: Make = new_group) -> Pair:
     """Return two groups of these workers, until `give_back`. All of these workers call this."""
-    free = _free[make, tuple(ranks)]
-    return free.pop() if free else (make(ranks, everybody), make(ranks, everybody))
+    key = make, tuple(ranks)
+    free = _free[key]
+    if not free:
+        pair = make(ranks, everybody), make(ranks, everybody)
+        free.append(Lease(key, next(_made[key]), pair))
+    lease = free.pop()
+    _lent[id(lease.pair)] = lease
+    return lease.pair
 
 
-def give_back(pair: Pair, make: Make = new_group) -> None:
-    """Make two groups available to the next `take` with the same workers."""
-    _free[make, tuple(dist.get_process_group_ranks(pair[0]))].append(pair)
+def give_back(pair: Pair) -> None:
+    """Make two groups available to a later `take` with the same workers, after a `settle`.
+
+    The garbage collector may call this at other times on other workers.
+    """
+    lease = _lent.pop(id(pair), None)
+    if lease is not None:  # else PyTorch has destroyed the groups
+        _returned.append(lease)
 
 
-def tags(ranks: Sequence[int]) -> Iterator[int]:
-    """Return unused tags for messages between these workers. All of these workers call this."""
-    first = next(_uses[tuple(ranks)]) * _TAGS % TRANSPORT.tags
-    return iter(range(first, first + _TAGS))
+def settle(group: Optional[dist.ProcessGroup]) -> None:
+    """Make those groups available that all their workers have given back.
+
+    All workers of `group` call this. None: all workers.
+    """
+    own = list(_returned)
+    described = [(lease.key[0].__module__, lease.key[1], lease.number) for lease in own]
+    workers: List[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(workers, described, group=group)
+    by_rank = dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), map(set, workers)))
+    common = [
+        (key, lease)
+        for key, lease in zip(described, own)
+        if all(key in by_rank.get(rank, ()) for rank in key[1])
+    ]
+    for _, lease in sorted(common, key=lambda pair: pair[0]):
+        _returned.remove(lease)
+        _free[lease.key].append(lease)
+
+
+def keep(buffers: Any) -> None:
+    """Keep buffers that other workers may still send to.
+
+    Gloo stops to read a connection when a message arrives whose buffer does not exist any more.
+    """
+    _kept.append(buffers)
+
+
+class Tags:
+    """Unused tags for messages between workers. All of these workers create it.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        The workers.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._first = next(_uses[tuple(ranks)]) * _TAGS % TRANSPORT.tags
+        self._taken: Set[int] = set()
+
+    def take(self, identity: int) -> int:
+        """Return an unused tag.
+
+        It follows from the identity, unless that tag is in use. So a message of other tensors finds
+        no buffer, even if workers disagree: Gloo ends the process if a message is too long.
+        """
+        if len(self._taken) == _TAGS:
+            raise RuntimeError(f"an exchange has made {_TAGS} transfers: make it again")
+        offset = identity % _TAGS
+        while offset in self._taken:
+            offset = (offset + 1) % _TAGS
+        self._taken.add(offset)
+        return self._first + offset
 
 
 def forget() -> None:
     """Forget all groups, because PyTorch destroys them."""
-    _free.clear()
+    for groups in (_free, _made, _lent, _returned):
+        groups.clear()
     _uses.clear()
+    _kept.clear()

@@ -1,9 +1,13 @@
 """The header at the start of a message, in front of its chunks.
 
-    stamp (12 bytes) | for each chunk: whether the sender has a gradient (1 byte)
+    stamp (16 bytes) | for each chunk: whether the sender has a gradient (1 byte)
 
 In a step, the stamp must be the same on all workers. In an owner's answer, the stamp is replaced by
 the result of this comparison, and "the sender" by "any worker".
+
+After a caught error, a worker may exchange other tensors than its peers, or those of another step.
+No later message would find its counterpart, so the first worker that notices it sends the outcome
+to all others, in place of all messages that they may wait for.
 """
 
 from __future__ import annotations
@@ -13,14 +17,18 @@ from typing import Iterable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from ..plan import Slice
 from .collectives import WireSize
 
-_STAMP_BYTES = 12
+_STAMP_BYTES = 16
 _PROBLEMS = {
     1: "worker {} is in another step than other workers",
     2: "worker {} has applied other averages than other workers",
     3: "the learning rates of worker {} differ from those of other workers",
+    4: "worker {} exchanges other tensors than other workers",
 }
+_OUT_OF_STEP, _OTHER_TENSORS = 1, 4
+_BROKEN = 2**32 - 1  # as `tensors`: the stamp is an outcome
 
 
 class Stamp(NamedTuple):
@@ -35,20 +43,46 @@ class Stamp(NamedTuple):
         A checksum of the exchanges that were taken back so far.
     rates : int
         A checksum of the optimizer's learning rates.
+    tensors : int
+        A checksum of the number of the job and of its slices. It is always compared.
     """
 
     step: int = 0
     undone: int = 0
     rates: int = 0
+    tensors: int = 0
 
 
 SAME = Stamp()
-"""The outcome if all stamps are equal. Otherwise: a key of _PROBLEMS, a worker's rank, and 0."""
+"""The outcome if all stamps are equal. Otherwise: a key of _PROBLEMS, and a worker's rank."""
+
+
+class OutOfStepError(RuntimeError):
+    """The workers exchange different tensors, or those of different steps.
+
+    Parameters
+    ----------
+    outcome : Stamp
+    """
+
+    def __init__(self, outcome: Stamp) -> None:
+        super().__init__(problem(outcome))
+        self.outcome = outcome
 
 
 def checksum(rates: Iterable[float]) -> int:
     """Return a 32-bit checksum of learning rates."""
     return zlib.crc32(np.array(list(rates), np.float64).tobytes())
+
+
+def identity(slices: Iterable[Slice]) -> int:
+    """Return a 32-bit checksum of the slices that a transfer sends."""
+    return zlib.crc32(repr(list(slices)).encode())
+
+
+def checksum_of_job(number: int, identity: int) -> int:
+    """Return a checksum for `Stamp.tensors`, given a job's number and a transfer's `identity`."""
+    return zlib.crc32(number.to_bytes(8, "little"), identity) % _BROKEN
 
 
 def wire_size(chunks: int) -> WireSize:
@@ -84,9 +118,13 @@ def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, np.ndarray]:
 
 
 def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
-    """Compare the stamps, shape (workers, 3), of the workers with these ranks."""
-    (workers,) = np.nonzero(stamps[:, 0])
+    """Compare the stamps, shape (workers, 4), of the workers with these ranks."""
+    (broken,) = np.nonzero(stamps[:, -1] == _BROKEN)
+    if broken.size:
+        return Stamp(*stamps[broken[0], :2].tolist())
+    (with_gradients,) = np.nonzero(stamps[:, 0])
     for kind in _PROBLEMS:
+        workers = np.arange(len(stamps)) if kind == _OTHER_TENSORS else with_gradients
         column = stamps[workers, kind - 1]
         (others,) = np.nonzero(column != column[:1])
         if others.size:
@@ -96,7 +134,19 @@ def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
 
 def read_answer(room: np.ndarray) -> Tuple[Stamp, np.ndarray]:
     """Return the outcome in an owner's answer, and which chunks have a gradient; see `read`."""
-    return Stamp(*room[:_STAMP_BYTES].view(np.uint32).tolist()), room[_STAMP_BYTES:] != 0
+    kind, rank, *_ = room[:_STAMP_BYTES].view(np.uint32).tolist()
+    return Stamp(kind, rank), room[_STAMP_BYTES:] != 0
+
+
+def broken(outcome: Stamp) -> np.ndarray:
+    """Return the header of a worker that has noticed this outcome, without chunks: uint8."""
+    return np.array(outcome._replace(tensors=_BROKEN), np.uint32).view(np.uint8)
+
+
+def require_in_step(outcome: Stamp) -> None:
+    """Raise OutOfStepError if later messages of the workers do not belong together either."""
+    if outcome[0] in (_OUT_OF_STEP, _OTHER_TENSORS):
+        raise OutOfStepError(outcome)
 
 
 def problem(outcome: Stamp) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch.futures import Future
 
 from ..plan import Slice
+from . import header
 from .coder import Coder, StateOfCall
 from .header import SAME, Stamp
 from .staging import Staged
@@ -40,6 +41,8 @@ class Job:
 
     Attributes
     ----------
+    number : int
+        The number of jobs that the exchange has started before this one.
     nonfinite : list of str
         The tensors whose sum has a NaN or an infinity.
     outcome : Stamp
@@ -57,6 +60,7 @@ class Job:
     absent: Collection[str] = ()
     stamp: Stamp = SAME
     continues: Optional[Collection[str]] = None
+    number: int = 0
     nonfinite: List[str] = field(default_factory=list)
     outcome: Stamp = SAME
     unused: Set[str] = field(default_factory=set)
@@ -70,6 +74,10 @@ class Job:
         if self.continues is None:
             return coder.in_place()
         return coder.turn(tensor in self.continues)
+
+    def stamp_of(self, identity: int) -> Stamp:
+        """Return the stamp for a transfer with this `header.identity`."""
+        return self.stamp._replace(tensors=header.checksum_of_job(self.number, identity))
 
     def of(self, piece: Slice) -> torch.Tensor:
         """Return the values of a slice."""

@@ -27,7 +27,7 @@ from .job import Job
 from .stages import Stages
 from .staging import Staged
 from .stats import Meter, shares_of
-from .transfer import Section, Transfer, heed
+from .transfer import Section, Transfer, heed, with_headers
 
 
 class Machines:
@@ -99,7 +99,7 @@ class _Sums(Job):
         No worker of the machine has a gradient of the tensors in `absent`.
         """
         self.ratios, self.stamp, self.continues = job.ratios, job.stamp, job.continues
-        self.absent, self.outcome = absent, outcome
+        self.number, self.absent, self.outcome = job.number, absent, outcome
         self.nonfinite.clear()  # each worker of the machine checks the result itself
         self.unused.clear()
 
@@ -128,12 +128,15 @@ class MachineTransfer(Stages[Job]):
         ranks = dist.get_process_group_ranks(first)
         sizes = [[WireSize(chunk.values_bytes) for chunk in share] for share in shares]
         headed = [[header.wire_size(len(share)), *share] if share else [] for share in sizes]
-        self._in, self._out = ToOwners(first, tag, headed), ToAll(second, tag, [], headed)
+        self._in = ToOwners(first, tag, *with_headers(headed))
+        self._out = ToAll(second, tag, [], headed)
+        self._identity = header.identity(chunk.piece for chunk in chunks)
         self._mine = shares[machines.local_rank]
         self._rooms, self._received, self._rows, room_of = {}, {}, {}, {}
         rooms, rows = iter(self._in.rooms), iter(self._out.rows)
-        self._sent = [Section(share, rooms, self._rooms) for share in shares]
-        self._read = Section(self._mine, iter(self._in.rows), self._received, ranks)
+        self._sent = [Section(share, rooms, self._rooms, headed=True) for share in shares]
+        received, senders = iter(self._in.rows), [ranks[sender] for sender in self._in.senders]
+        self._read = Section(self._mine, received, self._received, senders, headed=True)
         self._answer = Section(self._mine, iter(self._out.rooms), room_of)
         self._answers = [Section(share, rows, self._rows) for share in shares]
         self._sums = _Sums({c.piece: _values(c, room) for c, room in room_of.items()})
@@ -148,7 +151,7 @@ class MachineTransfer(Stages[Job]):
     def begin(self, job: Job) -> None:
         """Send the job's values to the workers of this machine that sum them."""
         for section in self._sent:
-            section.write(job)
+            section.write(job, self._identity)
         with job.staged.queue():
             for chunk, room in self._rooms.items():
                 gpu.copy_scaled(job.of(chunk.piece), job.scale, _values(chunk, room))
@@ -158,6 +161,7 @@ class MachineTransfer(Stages[Job]):
         """Sum the values of this worker's share, and send the sums to their owners."""
         self._in.wait()
         outcome, unused = self._read.read()
+        header.require_in_step(outcome)
         for chunk, rows in self._received.items():
             total = self._sums.of(chunk.piece)
             total.copy_(_values(chunk, rows[0]))
@@ -186,6 +190,7 @@ class MachineTransfer(Stages[Job]):
         self._out.wait()
         for section in self._answers:
             outcome, unused = section.read_answer()
+            header.require_in_step(outcome)
             heed(job, outcome)
             job.unused.update(chunk.piece.tensor for chunk in unused)
         with job.staged.queue():
@@ -195,6 +200,13 @@ class MachineTransfer(Stages[Job]):
                 if chunk.checked and not is_finite(values):
                     job.nonfinite.append(chunk.piece.tensor)
         self._out.expect()
+
+    def abandon(self, outcome: Stamp) -> None:
+        told = header.broken(outcome)
+        self._in.send_instead(told)
+        self._out.send_instead(told)
+        if self._between is not None:
+            self._between.abandon(outcome)
 
 
 def _values(chunk: ExchangedChunk, room: np.ndarray) -> torch.Tensor:

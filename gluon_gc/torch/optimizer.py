@@ -13,7 +13,7 @@ from ..options import is_whole
 from .algorithm import with_algorithm
 from .averager import Averager, checked_passes
 from .compression import Compression, params_of
-from .copies import Distributed, kind_of
+from .copies import Distributed, kind_of, restore
 from .optimizer_hooks import unwrapped
 from .scaler import wait_before_unscaling
 from .state import CompressionState
@@ -134,7 +134,12 @@ def DistributedOptimizer(
     """
     given, optimizer = optimizer, unwrapped(optimizer)
     if isinstance(optimizer, Distributed):
-        raise ValueError("the optimizer is a DistributedOptimizer already")
+        if not optimizer.compression_state.is_closed:
+            raise ValueError(
+                "the optimizer is a DistributedOptimizer already: before you make it one again, "
+                "call its compression_state.close()"
+            )
+        restore(optimizer)
     stepped = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     named = list(named_parameters or ((f"parameter.{i}", p) for i, p in enumerate(stepped)))
     known = {parameter for _, parameter in named}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from functools import partial, wraps
 from types import MethodType
@@ -71,6 +72,21 @@ def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> N
 def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Optional[Callable[[], Any]]:
     """Return the closure in the arguments of a hook before a step, if there is one."""
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls a bound method while its object exists.
+
+    Parameters keep their hooks in C++, where Python's garbage collector does not find a cycle.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*args)
+
+    return call
 
 
 def with_closure(args: Sequence[Any], kwargs: Mapping[str, Any], closure: Any) -> Arguments:

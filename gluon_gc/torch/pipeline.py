@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import queue
 import threading
+import weakref
 from typing import Any, Callable, Optional, Sequence
 
 _PATIENCE = 5  # seconds to wait for each thread at shutdown
@@ -23,6 +23,8 @@ class Pipeline:
         Called with each item that has passed all stages.
     failed : callable
         Called with each item that has not, and with the error.
+    broken : callable
+        Called with the first error, when it is raised.
     """
 
     def __init__(
@@ -30,34 +32,61 @@ class Pipeline:
         stages: Sequence[Callable[[Any], None]],
         done: Callable[[Any], None],
         failed: Callable[[Any, BaseException], None],
+        broken: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        self._done, self._failed, self._error = done, failed, None
-        self._queues = [queue.SimpleQueue() for _ in stages]
-        self._threads = [
-            threading.Thread(target=self._run, args=(number, stage), daemon=True)
-            for number, stage in enumerate(stages)
+        queues = [queue.SimpleQueue() for _ in stages]
+        self._first = queues[0]
+        calls = _Calls(done, failed, broken)
+        threads = [
+            threading.Thread(target=calls.run, args=(stage, *pair), daemon=True)
+            for stage, pair in zip(stages, zip(queues, [*queues[1:], None]))
         ]
-        for thread in self._threads:
+        for thread in threads:
             thread.start()
-        atexit.register(self.close)  # Python must not exit while a thread runs C++ code
+        # Python must not exit while a thread runs C++ code. A pipeline that is garbage ends too.
+        self._end = weakref.finalize(self, _end, queues[0], threads)
 
     def put(self, item: Any) -> None:
         """Add an item at the end of the first stage's queue."""
-        self._queues[0].put(item)
+        self._first.put(item)
 
     def close(self) -> None:
         """Stop the threads after they have handled all items."""
-        self._queues[0].put(None)
-        for thread in self._threads:
-            thread.join(_PATIENCE)
-        atexit.unregister(self.close)
+        self._end()
 
-    def _run(self, number: int, stage: Callable[[Any], None]) -> None:
-        following: Optional[queue.SimpleQueue] = None
-        if number + 1 < len(self._queues):
-            following = self._queues[number + 1]
+
+def _end(first: queue.SimpleQueue, threads: Sequence[threading.Thread]) -> None:
+    """Stop the threads of a pipeline, given the queue of its first stage."""
+    first.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():  # it may have freed the pipeline
+            thread.join(_PATIENCE)
+
+
+class _Calls:
+    """The loops of a pipeline's threads, which do not refer to the pipeline.
+
+    The parameters are those of `Pipeline`.
+    """
+
+    def __init__(
+        self,
+        done: Callable[[Any], None],
+        failed: Callable[[Any, BaseException], None],
+        broken: Callable[[BaseException], None],
+    ) -> None:
+        self._done, self._failed, self._broken = done, failed, broken
+        self._error: Optional[BaseException] = None
+
+    def run(
+        self,
+        stage: Callable[[Any], None],
+        items: queue.SimpleQueue,
+        following: Optional[queue.SimpleQueue],
+    ) -> None:
+        """Call a stage with each item, and pass the item on."""
         while True:
-            item = self._queues[number].get()
+            item = items.get()
             if item is not None:
                 self._call(stage, item, following is None)
             if following is not None:
@@ -75,5 +104,6 @@ class Pipeline:
                 return
             except BaseException as error:  # any error, because somebody waits for the item
                 self._error = error
+                self._broken(error)
         if last:
             self._failed(item, self._error)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Collection, Iterator, List, Mapping, Optional, Set
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from ..checkpoint import fitting
 from ..plan import Chunk
-from . import coder_states, groups, staging, state_dicts
+from . import coder_states, groups, header, staging, state_dicts
 from .coder import Coders
 from .coder_states import Tensors
 from .coding import Buffers, codings
 from .collectives import ToOwners
 from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
+from .header import Stamp
 from .job import Job
 from .scaler import ScaleWatch
 from .sharded_compression import Unit
@@ -37,6 +39,8 @@ class ReduceScatter(Unit):
         If its `on_nonfinite` is "raise", a NaN or an infinity is an error.
     dtype : torch.dtype
         The dtype of the gradients that FSDP will pass, for `empty_state`.
+    frozen : mapping of str to Tensor
+        The module's parameters that need no gradient, by name.
     scratch : Scratch, optional
         If given, residuals are kept in 8 bits.
     grad_scaler : GradScaler, optional
@@ -50,14 +54,16 @@ class ReduceScatter(Unit):
         parameters: Mapping[str, torch.Tensor],
         shards: Shards,
         dtype: torch.dtype,
+        frozen: Mapping[str, torch.Tensor],
         scratch: Optional[Scratch] = None,
         grad_scaler: Optional[torch.amp.GradScaler] = None,
         scale_watch: Optional[ScaleWatch] = None,
     ) -> None:
+        self._frozen = frozen
         self._parameters, self.shards, self._dtype = parameters, shards, dtype
         self._scratch, self._grad_scaler, self._scale_watch = scratch, grad_scaler, scale_watch
         self._residuals: List[SmallResiduals] = []
-        self._steps = 0
+        self._steps = self._begun = 0
         self.undo = Undo(parameters, self._take_back, self._in_use)
         self._group: Optional[dist.ProcessGroup] = None
         self.chunks: List[ExchangedChunk] = []
@@ -81,6 +87,7 @@ class ReduceScatter(Unit):
             A parameter has no gradient, or a sum has a NaN or an infinity.
         """
         workers, rank = self.shards.workers, self.shards.rank
+        self._require_same_parameters()
         input_tensor = staging.as_real(input_tensor).view(-1)
         output_tensor = staging.as_real(output_tensor).view(-1)
         if input_tensor.numel() != workers * self.shards.size:
@@ -99,11 +106,22 @@ class ReduceScatter(Unit):
         self._run(Job(rows, scale, {}, continues=continues), Job(shards, 1.0, {}))
         shards.finish(loss_scale)
 
+    def _require_same_parameters(self) -> None:
+        """Raise a RuntimeError if a parameter was frozen or thawed: FSDP passes no names."""
+        changed = [n for n, p in self._parameters.items() if not p.requires_grad]
+        changed += [n for n, p in self._frozen.items() if p.requires_grad]
+        if changed:
+            raise RuntimeError(
+                f"parameter {changed[0]} was frozen or unfrozen after compress_reduce_scatter: "
+                "call it again, before the next step"
+            )
+
     def _begin(self) -> Set[str]:
         """Begin a step; return the shards that continue one, which add several backward passes."""
         names = self.undo.begin()
         self.undo.exchanged(self._parameters)
         self._steps += 1
+        self._begun += 1
         return {chunk.piece.tensor for chunk in self._of(names)}
 
     def _in_use(self, names: List[str]) -> Set[str]:
@@ -190,8 +208,11 @@ class ReduceScatter(Unit):
         for coding in self._codings:
             coding.encode(rows)
         self._compact(rows.continues)
+        for own_header in self._own_headers:
+            header.write(own_header, Stamp(self._begun % 2**32, self.undo.digest), [])
         self._to_owners.start()
         self._to_owners.wait()
+        self._require_same_step()
         nonfinite: List[str] = []
         for coding in self._codings:
             coding.answer(rows)
@@ -202,6 +223,12 @@ class ReduceScatter(Unit):
             raise RuntimeError(
                 f"the gradient of parameter {name} has a NaN or an infinity in step {self._steps}"
             )
+
+    def _require_same_step(self) -> None:
+        """Raise a RuntimeError unless the gradients of all workers are of the same step."""
+        outcome, _ = header.read(self._headers, dist.get_process_group_ranks(self._group))
+        if outcome != header.SAME:
+            raise RuntimeError(header.problem(outcome))
 
     def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
         """Prepare the exchange. All workers of the group call this."""
@@ -214,12 +241,17 @@ class ReduceScatter(Unit):
         with_feedback = [c for c in self._compressed() if c.coder.codec.memory]
         if self._scratch is not None:
             self._residuals = small_residuals(with_feedback, self._scratch)
-        sizes = [[chunk.wire_size for chunk in owner_chunks] for owner_chunks in owned]
-        self._to_owners = ToOwners(group, 0, sizes)
-        received = dict(zip(owned[rank], self._to_owners.rows))
+        headed = [(header.wire_size(0), *(c.wire_size for c in chunks)) for chunks in owned]
+        self._to_owners = ToOwners(group, 0, headed)
+        self._headers, *rows = self._to_owners.rows
+        received = dict(zip(owned[rank], rows))
         sums = {c: rows[0].copy() for c, rows in received.items() if c.kind in (PLAIN, SUMMED)}
         answers = {c: sums[c][None] if c in sums else rows for c, rows in received.items()}
-        sent = dict(zip(self.chunks, self._to_owners.rooms))
+        rooms, sent = iter(self._to_owners.rooms), {}
+        self._own_headers: List[np.ndarray] = []
+        for chunks in owned:
+            self._own_headers.append(next(rooms))
+            sent.update(zip(chunks, rooms))
         buffers = Buffers(sent, {c: received[c] for c in sums}, sums, answers)
         self._codings = codings(self.chunks, buffers)
         if self._loaded:

@@ -76,13 +76,17 @@ class Rounds:
         self._beginning = Pipeline([lambda begin: begin()], _nothing, _nothing)
 
     def parameters(self) -> Tensors:
-        """Return this worker's parameters, in the model's memory, detached from autograd."""
-        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+        """Return this worker's parameters, in the model's memory, detached from autograd.
+
+        Algorithms index arrays, so scalars have one dimension.
+        """
+        parameters = self._parameters.items()
+        return {name: torch.atleast_1d(parameter.detach()) for name, parameter in parameters}
 
     def gradients(self) -> Tensors:
         """Return this worker's own gradients, of the parameters that have one."""
         parameters = self._parameters.items()
-        return {name: p.grad for name, p in parameters if p.grad is not None}
+        return {name: torch.atleast_1d(p.grad) for name, p in parameters if p.grad is not None}
 
     def declare(self, kind: str, shapes: Shapes, compressed: bool) -> None:
         """Prepare to average vectors of these shapes. All workers call this."""

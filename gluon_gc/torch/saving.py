@@ -2,6 +2,7 @@
 
     {"format": 1, "rank", "world_size", "machines", "momentum", "steps", "learning_rates",
      "parameters": [{"name", "shape", "dtype", "compression"}, ...],
+     "aliases": {NAME: its name in "parameters", ...},
      "arrays": {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}}
 
 `coder_states` explains the arrays. In addition, the node "trainer" has arrays of the kinds
@@ -20,7 +21,7 @@ from ..checkpoint.cutting import Arrays
 from . import coder_states, resharding, state_dicts
 from .exchange import Exchange
 from .momentum import Momentum
-from .state_dicts import FORMAT, NOUN, StateDict
+from .state_dicts import FORMAT, NOUN, Names, StateDict
 
 if TYPE_CHECKING:
     from .state import CompressionState
@@ -60,7 +61,8 @@ def load(
     several, steps = not isinstance(given, Mapping), state.gradients
     steps.finish()
     gather = state.exchange.gather_objects
-    workers = state_dicts.if_all_fit(gather, lambda: _read_all(given), _facts)
+    names = state_dicts.Names(state.parameters, state.aliases)
+    workers = state_dicts.if_all_fit(gather, lambda: _read_all(given, names), _facts)
     recalled = [] if steps.count else workers[0].header["parameters"]
     with steps.compression.recalling(recalled):
         arrays = state_dicts.if_all_fit(
@@ -80,17 +82,25 @@ def load(
     steps.undo.clear()
 
 
-def _read_all(given: Union[StateDict, Sequence[StateDict]]) -> List[States]:
+def _read_all(given: Union[StateDict, Sequence[StateDict]], names: Names) -> List[States]:
     """Return this worker's state_dict, or those of several workers in the order of their ranks."""
     if isinstance(given, Mapping):
-        return [_read(given)]
-    return [states for _, states in fitting.in_order_of_ranks([(NOUN, _read(s)) for s in given])]
+        return [_read(given, names)]
+    several = [(NOUN, _read(each, names)) for each in given]
+    return [states for _, states in fitting.in_order_of_ranks(several)]
 
 
-def _read(given: StateDict) -> States:
-    """Return a state_dict in the form of a checkpoint file."""
+def _read(given: StateDict, names: Names) -> States:
+    """Return a state_dict in the form of a checkpoint file, with the names here."""
     state_dicts.require_format(given, "parameters", "CompressionState")
-    return States(dict(given), coder_states.unpacked(given["arrays"]), b"")
+    here = names.of(given, [parameter["name"] for parameter in given["parameters"]])
+    header = {
+        **given,
+        "parameters": state_dicts.renamed_parameters(given["parameters"], here),
+        "learning_rates": state_dicts.renamed(given["learning_rates"], here),
+    }
+    arrays = state_dicts.renamed(given["arrays"], here)
+    return States(header, coder_states.unpacked(arrays), b"")
 
 
 def _facts(workers: Sequence[States]) -> Facts:
@@ -131,6 +141,7 @@ def _described(state: CompressionState) -> Dict[str, Any]:
         "parameters": state_dicts.described_parameters(
             state.parameters, state.gradients.compression.params
         ),
+        "aliases": dict(state.aliases),
     }
 
 

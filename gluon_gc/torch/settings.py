@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -19,26 +20,43 @@ from .optimizer_hooks import param_groups
 _WRAPPERS = ("module.", "_orig_mod.")  # name prefixes of DistributedDataParallel, torch.compile
 
 
-def named(
-    named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
-) -> Tuple[Dict[str, torch.nn.Parameter], Dict[str, torch.nn.Parameter]]:
-    """Return the parameters that need gradients, and the frozen ones.
+class Named(NamedTuple):
+    """Parameters by name.
 
-    Names lose the prefixes of wrappers.
+    Parameters
+    ----------
+    trained, frozen : dict of str to Parameter
+        The parameters that need gradients, and the others. Each is there once.
+    aliases : dict of str to str
+        Further names of tied parameters, and their names in the other dicts.
     """
+
+    trained: Dict[str, torch.nn.Parameter]
+    frozen: Dict[str, torch.nn.Parameter]
+    aliases: Dict[str, str]
+
+
+def named(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]]) -> Named:
+    """Return parameters by name. Names lose the prefixes of wrappers."""
     parameters: Dict[str, torch.nn.Parameter] = {}
     frozen: Dict[str, torch.nn.Parameter] = {}
+    aliases: Dict[str, str] = {}
+    names: Dict[torch.nn.Parameter, str] = {}
     for name, parameter in named_parameters:
         if not isinstance(parameter, torch.Tensor):
             raise TypeError(f"named_parameters must be pairs of name and parameter, got {name!r}")
         while name.startswith(_WRAPPERS):
             name = name.partition(".")[2]
-        if name in parameters or name in frozen:
+        if name in parameters or name in frozen or name in aliases:
             raise ValueError(f"named_parameters has the name '{name}' twice")
+        if parameter in names:
+            aliases[name] = names[parameter]
+            continue
+        names[parameter] = name
         (parameters if parameter.requires_grad else frozen)[name] = parameter
     if not parameters:
         raise ValueError("named_parameters has no parameter that needs a gradient")
-    return parameters, frozen
+    return Named(parameters, frozen, aliases)
 
 
 class Chosen(NamedTuple):
@@ -55,8 +73,11 @@ def chosen_params(
     mu: Optional[float] = None,
     nesterov: bool = False,
     optimizer: Optional[Optimizer] = None,
+    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> Chosen:
     """Return the compression of each parameter, given the optimizer's momentum.
+
+    An override may have any name of a tied parameter.
 
     Raises
     ------
@@ -70,10 +91,15 @@ def chosen_params(
     own = {pattern: parsed(params) for pattern, params in overrides.items()}
     warn_of_ignored(compression_params, *overrides.values())
     warn_of_plain_adam(kind, (default, *own.values()))
-    require_matches(own, parameters, "overrides")
+    require_matches(own, [*parameters, *aliases], "overrides")
+    names: Dict[str, List[str]] = {name: [name] for name in parameters}
+    for alias, name in aliases.items():
+        if name in names:
+            names[name].append(alias)
     chosen = Chosen({}, {})
     for name, parameter in parameters.items():
-        params = first_match(name, own, default)
+        matches = (first_match(each, own, default) for each in names[name])
+        params = next((match for match in matches if match is not default), default)
         chosen.nesterov[name] = has_nesterov(params, default, nesterov)
         params = params_for_dimensions(params, parameter.ndim)
         chosen.params[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu

@@ -76,6 +76,7 @@ class SingleTensors:
         self._exchange: Optional[Exchange] = None
         self.params: Dict[str, CompressionParams] = {}
         self._expected: Dict[str, Tensor] = {}
+        self._sparse = SparseSum("", self._groups, groups.Tags(ranks).take(0))
         self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
 
     def declare(self, name: str, params: CompressionParams) -> None:
@@ -139,8 +140,7 @@ class SingleTensors:
         values = _summands_of_sparse(tensor) if whole else tensor
         average = handle.average and not whole
         job = SparseJob(name, values, False, SAME, lambda job, error: None, average)
-        transfer = SparseSum(name, self._groups)
-        for stage in (transfer.send, transfer.answer, transfer.deliver):
+        for stage in (self._sparse.send, self._sparse.answer, self._sparse.deliver):
             stage(job)
         result = job.result
         if whole:
@@ -183,7 +183,9 @@ def _summands_of_sparse(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        indices, values, shape, device=values.device, check_invariants=False
+    )
 
 
 def _sum_dense(handle: Handle, workers: int) -> None:

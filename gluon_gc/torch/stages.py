@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Iterable, NamedTuple, Protocol, Sequence, Tuple, TypeVar
 
+from .header import Stamp
 from .job import Job
 from .stats import Meter
 
@@ -46,6 +47,12 @@ class Stages(Protocol[AnyJob]):
 
     def finish(self, job: AnyJob) -> None:
         """Write sums that other workers of the machine received to the job's values."""
+
+    def abandon(self, outcome: Stamp) -> None:
+        """Send this outcome to all workers that may wait for a message of this transfer.
+
+        No stage is called afterwards, but one may be running on another thread.
+        """
 
 
 class Item(NamedTuple):

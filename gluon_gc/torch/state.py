@@ -92,13 +92,17 @@ class CompressionState:
     Attributes
     ----------
     parameters : dict of str to Parameter
-        The parameters that need a gradient, by name.
+        The parameters that need a gradient, by name. A tied parameter has its first name.
+    aliases : dict of str to str
+        The other names of tied parameters, and their names in `parameters`.
     params : dict of str to CompressionParams
         The compression of each parameter, by name. "auto" is replaced by its choice.
     momentum : Momentum, optional
         The momentum that is applied instead of the optimizer's.
     gradients : GradientSteps
         It averages the gradients, step by step.
+    is_closed : bool
+        Whether `close` was called.
 
     Raises
     ------
@@ -131,16 +135,16 @@ class CompressionState:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is skipped")
         if optimizer is None:
             require_no_momentum(compression_params, *(overrides or {}).values())
-        self.parameters, self._frozen = named(named_parameters)
+        self.parameters, self._frozen, self.aliases = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
         requested, has_nesterov = chosen_params(
-            self.parameters, compression_params, overrides, mu, nesterov, optimizer
+            self.parameters, compression_params, overrides, mu, nesterov, optimizer, self.aliases
         )
         require_optimizer(requested.values(), optimizer)
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, has_nesterov) if applies_momentum else None
-        self._copied, self._group = None, process_group
+        self._copied, self._group, self.is_closed = None, process_group, False
         # The scaler itself skips steps with a NaN. So the exchange must report them, not raise.
         action = on_nonfinite if grad_scaler is None else "skip"
         try:
@@ -325,6 +329,7 @@ class CompressionState:
         return {
             "parameters": self.parameters,
             "params": self.params,
+            "aliases": self.aliases,
             "_names": self._names,
             "_copied": self.state_dict(),
         }
@@ -369,5 +374,6 @@ class CompressionState:
         The state cannot average gradients any more.
         """
         if self._copied is None:
+            self.is_closed = True
             self.needs_no_hook()
             self.gradients.close()

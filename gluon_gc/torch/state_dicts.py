@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    TypeVar,
+)
 
 import torch
 
@@ -51,6 +62,48 @@ def require_format(given: Any, key: str, owner: str) -> None:
         raise ValueError(
             f"the state_dict has format {given['format']}, but this gluon_gc reads {FORMAT}"
         )
+
+
+class Names(NamedTuple):
+    """The names of parameters here; see `settings.Named`.
+
+    Parameters
+    ----------
+    parameters : mapping of str to Parameter
+    aliases : mapping of str to str
+    """
+
+    parameters: Mapping[str, torch.nn.Parameter]
+    aliases: Mapping[str, str]
+
+    def of(self, given: StateDict, saved: Iterable[str]) -> Dict[str, str]:
+        """Return the names here of a state_dict's parameters, by the names that it has for them.
+
+        Only one name is left of several whose parameters are tied here.
+        """
+        others: Dict[str, List[str]] = {}
+        for alias, name in given.get("aliases", {}).items():
+            others.setdefault(name, []).append(alias)
+        names: Dict[str, str] = {}
+        for name in saved:
+            here = (self._here(each) for each in (name, *others.get(name, ())))
+            names.setdefault(next((each for each in here if each), name), name)
+        return {there: here for here, there in names.items()}
+
+    def _here(self, name: str) -> Optional[str]:
+        return name if name in self.parameters else self.aliases.get(name)
+
+
+def renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> Dict[str, Any]:
+    """Return the values under the names here, without those of other names."""
+    return {names[name]: value for name, value in values.items() if name in names}
+
+
+def renamed_parameters(
+    parameters: Iterable[Description], names: Mapping[str, str]
+) -> List[Description]:
+    """Return descriptions with the names here, without those of other names."""
+    return [{**p, "name": names[p["name"]]} for p in parameters if p["name"] in names]
 
 
 def described_workers(exchange: Exchange) -> Dict[str, Any]:

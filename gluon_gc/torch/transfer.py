@@ -47,10 +47,12 @@ class Transfer(Stages[Job]):
         ]
         others = [chunk for owner_chunks in owned for chunk in owner_chunks]
         self.chunks, self.meter = [*gathered, *others], Meter()
+        self._identity = header.identity(chunk.piece for chunk in self.chunks)
         gathered_sizes, *sizes = map(wire_sizes, (gathered, *owned))
+        headed, no_owners = with_headers(sizes)
         self._num_gathered = len(gathered_sizes)
         self._to_all = ToAll(second, tag, gathered_sizes, sizes)
-        self._to_owners = ToOwners(first, tag, sizes) if others else None
+        self._to_owners = ToOwners(first, tag, headed, no_owners) if others else None
         rooms, rows = iter(self._to_all.rooms), iter(self._to_all.rows)
         sent, answer, received, answers = {}, {}, {}, {}
         self._gathered = Section(gathered, rooms, sent)
@@ -59,8 +61,10 @@ class Transfer(Stages[Job]):
         self._answers = [Section(owner_chunks, rows, answers) for owner_chunks in owned]
         if self._to_owners is not None:
             rooms = iter(self._to_owners.rooms)
-            self._sent = [Section(owner_chunks, rooms, sent) for owner_chunks in owned]
-            self._received = Section(owned[rank], iter(self._to_owners.rows), received, ranks)
+            self._sent = [Section(owner_chunks, rooms, sent, headed=True) for owner_chunks in owned]
+            rows = iter(self._to_owners.rows)
+            senders = [ranks[sender] for sender in self._to_owners.senders]
+            self._received = Section(owned[rank], rows, received, senders, headed=True)
         buffers = Buffers(sent, received, answer, answers)
         self._of_gathered = codings(gathered, buffers)
         self._of_others = codings(others, buffers)
@@ -74,7 +78,7 @@ class Transfer(Stages[Job]):
             return
         with self.meter.timing("compress_seconds"):
             for section in self._sent:
-                section.write(job)
+                section.write(job, self._identity)
             for coding in self._of_others:
                 coding.encode(job)
         self.meter.pushed_bytes += self._to_owners.start()
@@ -82,7 +86,7 @@ class Transfer(Stages[Job]):
     def answer(self, job: Job) -> None:
         """Encode gathered chunks, sum the chunks that this worker owns, and send both to all."""
         with self.meter.timing("compress_seconds"):
-            self._gathered.write(job)
+            self._gathered.write(job, self._identity)
             for coding in self._of_gathered:
                 coding.encode(job)
         if self._to_owners is not None:
@@ -96,6 +100,7 @@ class Transfer(Stages[Job]):
     def _aggregate(self, job: Job) -> None:
         """Sum the chunks that this worker owns. Unused chunks do not change their aggregator."""
         outcome, unused = self._received.read()
+        header.require_in_step(outcome)
         for coding in self._of_others:
             coding.answer(job)
         for chunk in unused:
@@ -108,6 +113,8 @@ class Transfer(Stages[Job]):
         with self.meter.timing("wait_seconds"):
             self.meter.pulled_bytes += self._to_all.wait()
         read = [self._gathered_rows.read(), *(section.read_answer() for section in self._answers)]
+        for outcome, _ in read:
+            header.require_in_step(outcome)
         with self.meter.timing("decompress_seconds"):
             for coding in (*self._of_gathered, *self._of_others):
                 job.nonfinite += coding.deliver(job)
@@ -117,10 +124,22 @@ class Transfer(Stages[Job]):
         self._to_all.expect()
         self.meter.steps += 1
 
+    def abandon(self, outcome: Stamp) -> None:
+        told = header.broken(outcome)
+        if self._to_owners is not None:
+            self._to_owners.send_instead(told)
+        self._to_all.send_instead(told)
+
 
 def wire_sizes(chunks: Sequence[ExchangedChunk]) -> List[WireSize]:
     """Return the sizes of a header and of the chunks after it; empty without chunks."""
     return [header.wire_size(len(chunks)), *(c.wire_size for c in chunks)] if chunks else []
+
+
+def with_headers(sizes: Sequence[List[WireSize]]) -> Tuple[List[List[WireSize]], Set[int]]:
+    """Give a header to owners without chunks too. Return all sizes, and these owners."""
+    no_owners = {owner for owner, owner_sizes in enumerate(sizes) if not owner_sizes}
+    return [owner_sizes or [header.wire_size(0)] for owner_sizes in sizes], no_owners
 
 
 class Section:
@@ -135,6 +154,8 @@ class Section:
         The memory of each chunk is added to it.
     ranks : sequence of int
         The workers whose headers `read` compares.
+    headed : bool
+        Whether there is a header even without chunks.
     """
 
     def __init__(
@@ -143,21 +164,26 @@ class Section:
         rooms: Iterator[np.ndarray],
         buffers: Dict[ExchangedChunk, np.ndarray],
         ranks: Sequence[int] = (),
+        headed: bool = False,
     ) -> None:
         self.chunks, self._ranks = chunks, ranks
-        if chunks:
+        self._headed = headed or bool(chunks)
+        if self._headed:
             self._header = next(rooms)
             buffers.update(zip(chunks, rooms))
 
-    def write(self, job: Job) -> None:
-        """Write a header that says which chunks have a gradient on this worker."""
-        if self.chunks:
+    def write(self, job: Job, identity: int) -> None:
+        """Write a header that says which chunks have a gradient on this worker.
+
+        `identity` is that of the transfer.
+        """
+        if self._headed:
             present = [chunk.piece.tensor not in job.absent for chunk in self.chunks]
-            header.write(self._header, job.stamp, present)
+            header.write(self._header, job.stamp_of(identity), present)
 
     def read(self) -> Tuple[Stamp, Set[ExchangedChunk]]:
         """Compare all workers' headers. Return the outcome, and the chunks without a gradient."""
-        if not self.chunks:
+        if not self._headed:
             return SAME, set()
         return self._unused(*header.read(self._header, self._ranks))
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
+import zlib
+from contextlib import suppress
+from typing import Callable, Collection, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from . import groups
+from . import groups, header
 from .allreduce import Allreduce, sums_in_place
 from .exchanged_chunk import OVER_NCCL, ExchangedChunk
 from .gpu_transfer import GpuTransfer
 from .groups import Pair
+from .header import OutOfStepError, Stamp
 from .machines import Machines, MachineTransfer
 from .sparse import SparseSum
 from .stages import Stages
@@ -33,6 +36,8 @@ class Transfers:
 
     Attributes
     ----------
+    out_of_step : bool
+        Whether a worker exchanges other tensors than its peers. Nothing can be exchanged then.
     nccl_groups : pair of ProcessGroup, optional
         The same workers' groups of NCCL, if a chunk needs them.
     """
@@ -46,7 +51,8 @@ class Transfers:
     ) -> None:
         self._groups, self._machines, self._chunks_of = pair, machines, chunks_of
         self.nccl_groups: Optional[Pair] = None
-        self._tags = groups.tags(ranks)
+        self.out_of_step = False
+        self._tags = groups.Tags(ranks)
         self._dense: Dict[Tuple[str, ...], List[Stages]] = {}
         self._sparse: Dict[str, SparseSum] = {}
 
@@ -62,11 +68,19 @@ class Transfers:
     def of_sparse(self, name: str) -> SparseSum:
         """Return the transfer of a sparse tensor."""
         if name not in self._sparse:
-            self._sparse[name] = SparseSum(name, self._groups)
+            self._sparse[name] = SparseSum(
+                name, self._groups, self._tags.take(zlib.crc32(name.encode()))
+            )
         return self._sparse[name]
 
     def __iter__(self) -> Iterator[Stages]:
         return itertools.chain(*self._dense.values(), self._sparse.values())
+
+    def broken(self, error: BaseException) -> None:
+        """Tell the other workers, if they would wait for messages that never come."""
+        if isinstance(error, OutOfStepError):
+            self.out_of_step = True
+            abandon(list(self), error.outcome)
 
     def clear(self) -> None:
         """Forget the transfers of dense tensors. They are created again when needed."""
@@ -77,15 +91,26 @@ class Transfers:
         in_place = [chunk for chunk in chunks if sums_in_place(chunk)]
         others = [chunk for chunk in chunks if not sums_in_place(chunk)]
         for batch in _batches([chunk for chunk in others if chunk.local is not None]):
-            yield MachineTransfer(batch, self._machines, next(self._tags))
+            yield MachineTransfer(batch, self._machines, self._tag(batch))
         over_nccl = [chunk for chunk in others if chunk.kind == OVER_NCCL]
         for batch in _batches(over_nccl):
-            yield GpuTransfer(batch, self._groups, self.nccl_groups, next(self._tags))
+            yield GpuTransfer(batch, self._groups, self.nccl_groups, self._tag(batch))
         by_host = [c for c in others if c.local is None and c.kind != OVER_NCCL]
         for batch in _batches(by_host):
-            yield Transfer(batch, self._groups, next(self._tags))
+            yield Transfer(batch, self._groups, self._tag(batch))
         for _, tensor_chunks in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
-            yield Allreduce(list(tensor_chunks), self._groups[0])
+            batch = list(tensor_chunks)
+            yield Allreduce(batch, self._groups[0], self._tag(batch))
+
+    def _tag(self, chunks: Sequence[ExchangedChunk]) -> int:
+        return self._tags.take(header.identity(chunk.piece for chunk in chunks))
+
+
+def abandon(transfers: Iterable[Stages], outcome: Stamp) -> None:
+    """Send an outcome to all workers that may wait for a message of these transfers."""
+    for transfer in transfers:
+        with suppress(RuntimeError):  # the other worker has ended
+            transfer.abandon(outcome)
 
 
 def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:

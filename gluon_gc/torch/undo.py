@@ -36,7 +36,14 @@ from torch.optim import Optimizer
 
 from ..log import logger
 from . import gpu
-from .optimizer_hooks import Arguments, closure_of, param_groups, watch_steps, with_closure
+from .optimizer_hooks import (
+    Arguments,
+    closure_of,
+    param_groups,
+    watch_steps,
+    weakly,
+    with_closure,
+)
 
 _FIRST = 4096  # elements that `is_nonzero` reads before it reads all
 
@@ -112,7 +119,8 @@ class Undo:
         self._shown: Set[str] = set()  # averages that the step of the running closure may apply
         self._handles: List[Any] = []
         if in_use is None:
-            touch = torch.compiler.disable(self._touch)  # in case that a script compiles a step
+            # A script may compile a whole step, but torch.compile cannot trace the hook.
+            touch = torch.compiler.disable(weakly(self._touch))
             self._handles = [
                 p.register_hook(partial(touch, name)) for name, p in parameters.items()
             ]

@@ -4,7 +4,7 @@ import functools
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import ProjectConfiguration, find_executable_batch_size
 
 import gluon_gc.torch as bps
 from gluon_gc.torch.integrations.accelerate import compress
@@ -42,6 +42,36 @@ class Loop:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         return flat(self.net)
+
+
+def a_smaller_batch_is_tried(folder):
+    """The second try has the same optimizer, or a new one."""
+    for params, algorithm in by_hand.CASES:
+        for same in (True, False):
+            kept = Net()
+            accelerator, tries = Accelerator(cpu=True), []
+            pairs = [(kept, sgd(kept))] * 2 if same else [(n, sgd(n)) for n in (Net(), Net())]
+
+            @find_executable_batch_size(starting_batch_size=8)
+            def loop(size, p=params, a=algorithm, each=pairs, made=accelerator, counted=tries):
+                made.free_memory()
+                net, inner = each[len(counted)]
+                model, optimizer = made.prepare(net, inner)
+                counted.append(compress(made, model, optimizer, p, a))
+                if len(counted) == 1:
+                    raise RuntimeError("CUDA out of memory.")
+                for batch in range(by_hand.BATCHES):
+                    made.backward(loss_of(model, batch))
+                    optimizer.step()
+                    optimizer.zero_grad()
+                return flat(net)
+
+            loop()
+            assert len(tries) == 2
+            assert tries[1].state.steps == by_hand.BATCHES
+            assert len(accelerator._custom_objects) == (1 if same else 2)
+            for compression in tries:
+                compression.close()
 
 
 def trained_as_by_hand_and_resumed_bit_for_bit(folder):

@@ -185,7 +185,8 @@ def only_shards_that_changed_are_sent():
     payloads = sum(parse(FOUR_BITS).codec(size, "float32").payload_bytes for size in sizes)
     if rows * dist.get_rank() >= 5:  # this worker has padding only, which does not change
         payloads = 0
-    flags = 2 * (2 + 3)  # of two modules, in forward and backward
+    stamp = 16  # bytes
+    flags = 2 * (2 * stamp + 2 + 3)  # of two modules, in forward and backward
     with counted() as transport:
         bps.compress_all_gather(net, FOUR_BITS)
 
@@ -225,6 +226,20 @@ def accumulated_gradients_go_both_ways():
             optimizer.step()
         weights.append(local(net))
     assert torch.allclose(*weights, atol=2e-3)
+
+
+def parameters_that_change_places_are_refused():
+    """One is frozen and another one of its size is unfrozen: FSDP passes sizes, but no names."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Linear(20, 20))
+    net[0].requires_grad_(False)
+    fully_shard(net)
+    bps.compress_reduce_scatter(net, GRADIENTS)
+    loss_of(net, 0).backward()
+    net[0].requires_grad_(True)
+    net[1].requires_grad_(False)
+    said = "parameter 1.weight was frozen or unfrozen after compress_reduce_scatter: call it again"
+    raised(RuntimeError, said, lambda: loss_of(net, 0).backward())
 
 
 def every_change_of_a_parameter_is_gathered():

@@ -5,9 +5,11 @@ Each loop is compared with DistributedDataParallel, or with another loop that is
 
 import copy
 import functools
+import gc
 import io
 import os
 import pickle
+import threading
 import time
 from datetime import timedelta
 
@@ -695,7 +697,281 @@ def a_step_that_fails_is_started_anew():
     assert torch.equal(*results)
 
 
+# Workers that are not in the same step
+
+
+SIGNS = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+
+
+class Layers(torch.nn.Module):
+    """Layer i has the gradient 10^i in every step. Backward may fail on one worker, at layer 1."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.zeros(size, 1100) for _ in range(4))
+
+    def forward(self, fails):
+        parts = [10.0**i * weight.sum() for i, weight in enumerate(self.weights)]
+        if fails:
+            parts[1].register_hook(out_of_memory)
+        return sum(parts)
+
+
+def out_of_memory(gradient):
+    raise MemoryError
+
+
+def plain_sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=1.0)
+
+
+def an_error_that_one_worker_catches_is_noticed_by_all():
+    """As with fairseq's loop, which drops the batch of a worker that is out of memory."""
+    rank, said = dist.get_rank(), "worker 1 is in another step than other workers"
+    for params in ({}, SIGNS, TOPK):
+        net = Layers(1100)  # each weight is a bucket of its own
+        optimizer = bps.DistributedOptimizer(plain_sgd(net), net.named_parameters(), params)
+
+        def step(fails=False, net=net, optimizer=optimizer):
+            optimizer.zero_grad()
+            net(fails).backward()
+            optimizer.step()
+
+        step()
+        began = time.monotonic()
+        if rank == 0:
+            raised(MemoryError, "", lambda: step(fails=True))  # noqa: B023
+        for _ in range(2):  # later steps are refused too
+            raised(RuntimeError, said, step)
+        assert time.monotonic() - began < 20
+        if params == {}:
+            kept = [float(weight.detach()[0, 0]) for weight in net.weights]
+            assert kept == [-1.0, -10.0, -100.0, -1000.0], kept
+        optimizer.compression_state.close()
+
+
+def transfers_of_other_tensors_are_refused():
+    """The step is the same. The workers exchange its gradients in different orders."""
+    said = "worker 1 exchanges other tensors than other workers"
+    order = ("ab", "ba")[dist.get_rank()]
+    for params, size in (({}, 300_000), ({}, 10), (SIGNS, 30_000), (TOPK, 30_000), (None, 10)):
+        parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name in "ab"}
+        state = bps.CompressionState(parameters.items(), params)
+        futures = []
+        for name in order:
+            begins, gradient = not futures, torch.ones(size)
+            if params is None:
+                futures.append(state.average_sparse(name, gradient.to_sparse(), begins))
+            else:
+                futures.append(state.average({name: gradient}, begins))
+        for future in futures:
+            raised(RuntimeError, said, future.wait)
+        state.close()
+
+
+def other_learning_rates_are_noticed_without_compression():
+    net = Layers(200)
+    optimizer = bps.DistributedOptimizer(plain_sgd(net), net.named_parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        if step == 1:
+            optimizer.param_groups[0]["lr"] = 0.1 * (1 + dist.get_rank())
+            said = "the learning rates of worker 1 differ from those of other workers"
+            raised(RuntimeError, said, lambda: net(False).backward())
+        else:
+            net(False).backward()
+            optimizer.step()
+    optimizer.compression_state.close()
+
+
+# Tied weights
+
+
+class Tied(torch.nn.Module):
+    """An encoder and a decoder that share their weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.middle = torch.nn.Linear(20, 40), torch.nn.Linear(40, 40)
+        self.decoder = torch.nn.Linear(40, 20, bias=False)
+        self.decoder.weight = torch.nn.Parameter(self.encoder.weight.detach().T.contiguous())
+        self.encoder.register_parameter("weight", self.decoder.weight)
+
+    def forward(self, x):
+        x = torch.nn.functional.linear(x, self.encoder.weight.T, self.encoder.bias).tanh()
+        return self.decoder(self.middle(x).tanh())
+
+
+def a_tied_weight_under_two_names_is_one_parameter():
+    both = [name for name, _ in Tied().named_parameters(remove_duplicate=False)]
+    names = {"both": both}
+    for kind, left_out in (("once", "decoder.weight"), ("second", "encoder.weight")):
+        names[kind] = [name for name in both if name != left_out]
+    adam = functools.partial(torch.optim.AdamW, lr=0.01)
+    nesterov = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    for algorithm, params, optimizer_of in (
+        (None, {}, adam),
+        (None, {**SIGNS, "momentum": "nesterov"}, nesterov),
+        ({"name": "local_steps", "every": 3}, SIGNS, adam),
+        ({"name": "powersgd", "rank": 2}, {}, adam),
+        ({"name": "onebit_adam", "freeze_step": 3}, SIGNS, adam),
+        ({"name": "zero_one_adam", "var_freeze_step": 3}, SIGNS, adam),
+    ):
+
+        def made(kind, a=algorithm, p=params, of=optimizer_of):
+            net = Tied()
+            named = [(name, net.get_parameter(name)) for name in names[kind]]
+            optimizer = bps.DistributedOptimizer(
+                of(net.parameters()), named, compression_params=p, algorithm=a
+            )
+            return net, optimizer
+
+        def trained_from(net, optimizer, steps):
+            for step in steps:
+                optimizer.zero_grad()
+                net(data(step)[0]).pow(2).sum().backward()
+                optimizer.step()
+            return flat(net)
+
+        weights, saved = {}, {}
+        for kind in ("once", "both", "second"):
+            net, optimizer = made(kind)
+            trained_from(net, optimizer, range(4))
+            saved[kind] = copy.deepcopy(
+                (net.state_dict(), optimizer.state_dict(), optimizer.compression_state.state_dict())
+            )
+            weights[kind] = trained_from(net, optimizer, range(4, 7))
+            optimizer.compression_state.close()
+        assert torch.equal(weights["once"], weights["both"]), algorithm
+        for kind, other in (("once", "both"), ("both", "once"), ("both", "second")):
+            net, optimizer = made(other)
+            net.load_state_dict(saved[kind][0])
+            optimizer.load_state_dict(saved[kind][1])
+            state = optimizer.compression_state
+            state.load_state_dict(saved[kind][2])
+            if other != "second":  # another order, so that other workers own the chunks
+                assert torch.equal(trained_from(net, optimizer, range(4, 7)), weights[kind]), kind
+            elif algorithm is None:
+                there, here = (s["arrays"] for s in (saved[kind][2], state.state_dict()))
+                assert there["encoder.weight"].keys() == here["decoder.weight"].keys()
+                for key, array in there["encoder.weight"].items():
+                    assert torch.equal(array, here["decoder.weight"][key]), key
+            optimizer.compression_state.close()
+
+
 # Kinds of tensors
+
+
+ALGORITHMS = (
+    None,
+    {"name": "local_steps", "every": 2},
+    {"name": "powersgd", "rank": 2},
+    {"name": "onebit_adam", "freeze_step": 2},
+    {"name": "zero_one_adam", "var_freeze_step": 2},
+)
+
+
+class Odd(torch.nn.Module):
+    """A scalar parameter, like CLIP's logit_scale, and empty ones."""
+
+    def __init__(self, scalar):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(20, 5)
+        shape = () if scalar else (1,)
+        self.scale = torch.nn.Parameter(torch.full(shape, 0.5))
+        self.none = torch.nn.ParameterList(torch.empty(s) for s in ((0,), (0, 3), (2, 0, 4)))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale.exp() + sum(p.sum() for p in self.none)
+
+
+def scalar_and_empty_parameters():
+    for algorithm in ALGORITHMS:
+        weights = []
+        for scalar in (True, False):
+            net = Odd(scalar)
+            optimizer = bps.DistributedOptimizer(
+                torch.optim.AdamW(net.parameters(), lr=0.01),
+                net.named_parameters(),
+                compression_params={} if algorithm == ALGORITHMS[2] else SIGNS,
+                algorithm=algorithm,
+            )
+            for step in range(6):
+                optimizer.zero_grad()
+                loss_of(net, step).backward()
+                optimizer.step()
+                if step == 3:
+                    state = optimizer.compression_state
+                    state.load_state_dict(copy.deepcopy(state.state_dict()))
+            weights.append(flat(net))
+            optimizer.compression_state.close()
+        assert torch.equal(*weights), algorithm
+
+
+def another_default_device_changes_nothing():
+    """The default device of the tensors that a script makes, not of its model."""
+    automatic = {"compressor": "auto"}
+    settings = [(params, None) for params in (SIGNS, TOPK, automatic, {})]
+    settings += [({}, algorithm) for algorithm in ALGORITHMS[1:]]
+    for params, algorithm in settings:
+        weights = []
+        for device in ("cpu", "meta"):
+            net = Net()
+            inner = torch.optim.Adam(net.parameters(), lr=0.01)
+            if algorithm is None:
+                inner = torch.optim.SGD(net.parameters(), lr=0.1)
+            batches = [data(step) for step in range(4)]
+            torch.set_default_device(device)
+            try:
+                optimizer = bps.DistributedOptimizer(
+                    inner, net.named_parameters(), compression_params=params, algorithm=algorithm
+                )
+                for x, y in batches:
+                    optimizer.zero_grad()
+                    torch.nn.functional.cross_entropy(net(x), y).backward()
+                    optimizer.step()
+                optimizer.compression_state.state_dict()
+                optimizer.compression_state.close()
+            finally:
+                torch.set_default_device(None)
+            weights.append(flat(net))
+        if params is not automatic:
+            assert torch.equal(*weights), (params, algorithm)
+
+
+def states_that_are_dropped_leave_no_threads():
+    """The workers' garbage collectors find them at different times."""
+    local_steps = {"name": "local_steps", "every": 2}
+
+    def fold(kind):
+        torch.manual_seed(0)
+        net = model = torch.nn.Linear(20, 5)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if kind == "hook":
+            model = DistributedDataParallel(net)
+            state = bps.CompressionState(net.named_parameters(), SIGNS, optimizer)
+            model.register_comm_hook(state, bps.compression_hook)
+        else:
+            algorithm = local_steps if kind == "local_steps" else None
+            optimizer = bps.DistributedOptimizer(
+                optimizer, net.named_parameters(), SIGNS, algorithm=algorithm
+            )
+        train(net, optimizer, model, range(2))
+        assert_alike(flat(net))
+
+    for kind in ("hook", "optimizer", "local_steps"):
+        seen = []
+        for number in range(4):
+            fold(kind)
+            if number % 2 == dist.get_rank() or number == 3:
+                gc.collect()
+            seen.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+        fold(kind)
+        gc.collect()
+        threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        assert threads <= seen[0][0] and files <= max(each[1] for each in seen), (kind, seen)
 
 
 class Complex(torch.nn.Module):

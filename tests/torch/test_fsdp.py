@@ -26,6 +26,7 @@ OTHERS = (
     "state_dicts_that_do_not_fit_are_refused",
     "what_cannot_work_is_refused_by_name",
     "workers_with_other_arguments_are_told",
+    "parameters_that_change_places_are_refused",
 )
 JOBS = test_workers.HERE / "fsdp_jobs.py"
 

@@ -19,6 +19,7 @@ JOBS = {
         "each_node_saves_all_states",
         "prepared_optimizers_are_taken_where_an_optimizer_is",
         "mistakes_are_refused",
+        "a_smaller_batch_is_tried",
     ),
     "lightning": (
         "trained_as_by_hand",
@@ -32,6 +33,8 @@ JOBS = {
         "resumed_bit_for_bit",
         "accumulated_gradients_are_one_step",
         "trained_twice",
+        "a_smaller_batch_is_tried",
+        "each_trial_of_a_search_has_its_folder",
         "the_epoch_is_right_if_the_length_of_the_data_is_unknown",
         "checkpoints_of_the_model_alone_resume",
         "checkpoints_that_do_not_fit_are_refused",

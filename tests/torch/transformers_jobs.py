@@ -2,12 +2,20 @@
 
 import os
 import shutil
+import types
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.trainer_utils import HPSearchBackend
 
 import gluon_gc.torch as bps
 from gluon_gc.torch.integrations.attached import AttachedCompression
@@ -124,6 +132,38 @@ def trained_twice(folder):
         made.train()
     assert torch.equal(flat(made.model), by_hand_(by_hand.CASES[0][0], None))
     assert not lines
+
+
+class Fails(TrainerCallback):
+    """The first try is out of memory, on all workers."""
+
+    fails = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2 and self.fails:
+            self.fails = False
+            raise RuntimeError("CUDA out of memory.")
+
+
+def a_smaller_batch_is_tried(folder):
+    for params, algorithm in by_hand.CASES:
+        made = trainer(folder, params, algorithm, auto_find_batch_size=True, max_steps=3)
+        made.add_callback(Fails())
+        made.train()
+        assert made.state.global_step == 3
+        assert not any(isinstance(c, Fails) and c.fails for c in made.callback_handler.callbacks)
+
+
+def each_trial_of_a_search_has_its_folder(folder):
+    params = by_hand.CASES[0][0]
+    made = trainer(folder, params, save_strategy="steps", save_steps=3, max_steps=3)
+    made.hp_search_backend, made.hp_space = HPSearchBackend.OPTUNA, lambda trial: {}
+    with mock.patch("transformers.integrations.hp_params", lambda trial: {}):  # needs optuna
+        for number in (0, 1):
+            made.train(trial=types.SimpleNamespace(number=number, params={}))
+    dist.barrier()
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("gluon_gc_*.pt"))
+    assert found == [f"run-{n}/checkpoint-3/gluon_gc_{r}.pt" for n in (0, 1) for r in (0, 1)], found
 
 
 def accumulated_gradients_are_one_step(folder):

@@ -46,6 +46,12 @@ def compress(
     >>> model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
     >>> compression = compress(accelerator, model, optimizer, {"compressor": "bytegrad"})
     """
+    # An inner function of find_executable_batch_size may call this several times.
+    registered = accelerator._custom_objects
+    for earlier in [one for one in registered if isinstance(one, AttachedCompression)]:
+        if earlier.is_of_optimizer(optimizer):
+            earlier.close()
+            registered.remove(earlier)
     attached = AttachedCompression(
         model,
         optimizer,

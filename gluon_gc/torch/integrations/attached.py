@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..algorithm_state import AlgorithmState
+from ..copies import Distributed
 from ..exchange import Exchange
 from ..hook import compression_hook
 from ..optimizer import DistributedOptimizer
@@ -68,7 +69,11 @@ class AttachedCompression:
         **options: Any,
     ) -> None:
         self.model = _in_ddp(model)
+        inner = unwrapped(optimizer)
+        if isinstance(inner, Distributed):  # a tool retries its loop, with a smaller batch
+            inner.compression_state.close()
         self._everywhere, self._without_ddp = gathers_everywhere, ExitStack()
+        self._optimizer = inner
         named = self.model.module.named_parameters()
         self.state: Union[CompressionState, AlgorithmState]
         if algorithm is None:
@@ -86,7 +91,7 @@ class AttachedCompression:
                 algorithm=algorithm,
                 **options,
             )
-            self.state = unwrapped(optimizer).compression_state
+            self.state = inner.compression_state
             self._register(local_gradients_hook)
             if not self.model.static_graph:  # DDP cannot begin a static graph within no_sync
                 self._without_ddp.enter_context(self.model.no_sync())
@@ -115,6 +120,10 @@ class AttachedCompression:
     def is_of(self, model: torch.nn.Module) -> bool:
         """Return whether this is the compression of a model that the tool has prepared."""
         return _in_ddp(model) is self.model
+
+    def is_of_optimizer(self, optimizer: Optimizer) -> bool:
+        """Return whether this compresses the gradients of an optimizer or of its wrapper."""
+        return unwrapped(optimizer) is self._optimizer
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, for compressors with a warm-up such as dgc."""

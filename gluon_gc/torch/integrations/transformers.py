@@ -68,7 +68,8 @@ class CompressionCallback(TrainerCallback):
             self._attach()
         saved = state.stateful_callbacks.get(_KEY)
         if saved is not None:
-            self.compression.load(lambda: _read(args, state.global_step, saved["run"]))
+            folder = self._folder(state.global_step)
+            self.compression.load(lambda: _read(args, folder, state.global_step, saved["run"]))
         elif state.global_step:
             logger.warning(
                 "the Trainer's checkpoint has no state of the compression: residuals and momentum "
@@ -100,37 +101,40 @@ class CompressionCallback(TrainerCallback):
         self.compression.set_epoch(self._epoch)
         self._epoch += 1
 
+    def _folder(self, step: int) -> Path:
+        """Return the folder of a checkpoint. Each trial of a hyperparameter search has its own."""
+        run = self._trainer._get_output_dir(getattr(self._trainer, "_trial", None))
+        return Path(run, f"{PREFIX_CHECKPOINT_DIR}-{step}")
+
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Write this worker's state into the Trainer's checkpoint."""
         if not args.save_only_model:
-            folder = _folder(args, state.global_step)
+            folder = self._folder(state.global_step)
             folder.mkdir(parents=True, exist_ok=True)
             saved = {"run": self._run, "step": state.global_step}
             saved["state"] = self.compression.state.state_dict()
             torch.save(saved, folder / _file(dist.get_rank()))
 
 
-def _folder(args: TrainingArguments, step: int) -> Path:
-    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{step}")
-
-
 def _file(rank: Union[int, str]) -> str:
     return f"gluon_gc_{rank}.pt"
 
 
-def _read(args: TrainingArguments, step: int, run: str) -> Union[StateDict, List[StateDict]]:
+def _read(
+    args: TrainingArguments, usual: Path, step: int, run: str
+) -> Union[StateDict, List[StateDict]]:
     """Return this worker's state in a checkpoint, or all states for another number of workers.
 
     The Trainer does not tell callbacks the folder of the checkpoint. So the files must be of this
-    step of the run that trainer_state.json names.
+    step of the run that trainer_state.json names. `usual` is the folder where the Trainer saves.
     """
     given = args.resume_from_checkpoint
     if given is True:
         given = get_last_checkpoint(args.output_dir)
     folders = [Path(given)] if given else []
-    for folder in (*folders, _folder(args, step)):
+    for folder in (*folders, usual):
         files = sorted(folder.glob(_file("*")))
         own = folder / _file(dist.get_rank())
         state = _state(own, run, step) if own in files else None
