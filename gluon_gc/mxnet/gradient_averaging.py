@@ -63,6 +63,7 @@ class GradientAveraging(Averaging):
         self._undo = Undo(self.learning_rates, momentum)
         if self._on_nonfinite == "skip":
             self._undo.need()
+        self._has_averages = False  # whether there are averages that no update has applied
         self._not_applied = False  # whether averages are taken back in any case
         self._ever_applied = False
         self._warned_of_unapplied = False
@@ -175,6 +176,7 @@ class GradientAveraging(Averaging):
         if self._skipped:
             self._take_back()
             return
+        self._has_averages = bool(indices)
         for i in indices:
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, gradients[i])
@@ -187,7 +189,7 @@ class GradientAveraging(Averaging):
         if self._skipped:
             freshness.use_up(self._params)
             return
-        if self._unused:  # if not, this worker may make a local step
+        if self._has_averages:  # if not, this worker may make a local step
             trained = [self._params[i] for i in self.with_gradients()]
             self._weight_check.before_update(trained, self.steps)
         update(rescale, ignore_stale_grad)
@@ -198,7 +200,7 @@ class GradientAveraging(Averaging):
     def applied(self) -> None:
         """The averages of the last exchange are applied."""
         self._undo.applied()
-        self._ever_applied = True
+        self._has_averages, self._ever_applied = False, True
 
     def require_applied(self, call: str) -> None:
         """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""

@@ -81,8 +81,9 @@ class CompressionState:
     on_nonfinite : str
         The reaction to a NaN or an infinity in a gradient of any worker. "raise": all workers raise
         a RuntimeError that names the parameter and the step. "skip": all workers skip the
-        optimizer's step. "propagate": no reaction. In all cases, the residual and momentum of the
-        affected chunk (a slice that is compressed as a unit) restart from zero.
+        optimizer's step. "propagate": no reaction. A step that no optimizer applies leaves no trace
+        in residuals and momentum. With "propagate", they restart from zero in the affected chunk (a
+        slice that is compressed as a unit).
     grad_scaler : torch.amp.GradScaler, optional
         The scaler of the loss. Gradients are divided by its scale before compression, and the
         averages are multiplied by it again. Without it, a change of the scale is an error if there
