@@ -70,10 +70,19 @@ class WeightCheck:
         rows = mx.nd.zeros((self._exchange.num_workers, PARAMETERS * ELEMENTS))
         if chosen:
             parts = [
-                weights[parameter][1].reshape(-1)[begin:end].astype("float32")
-                for parameter, begin, end in chosen
+                _elements(weights[parameter][1], begin, end) for parameter, begin, end in chosen
             ]
             own = mx.nd.concat(*(part.as_in_context(mx.cpu()) for part in parts), dim=0)
             rows[self._exchange.rank, : own.size] = own
         total(self._exchange, self._name, rows, "step")
         self._pending = rows, chosen, names, f"the update of step {step}"
+
+
+def _elements(array: NDArray, begin: int, end: int) -> NDArray:
+    """The elements from `begin` to `end` of an array, in the order of its indices, as float32.
+
+    A slice would be a view, which MXNet refuses if MKL-DNN keeps the array in its own layout.
+    """
+    indices = np.stack(np.unravel_index(np.arange(begin, end), array.shape))
+    on_device = mx.nd.array(indices, array.context, dtype="int64")
+    return mx.nd.gather_nd(array, on_device).astype("float32")
