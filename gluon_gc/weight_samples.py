@@ -15,6 +15,10 @@ EVERY = 8
 """The steps from one check to the next."""
 PARAMETERS, ELEMENTS = 4, 8
 """The parameters in a check, and the elements of each."""
+ADVICE = (
+    "All workers must change the weights equally: does the optimizer draw random numbers, or does "
+    "the script change weights on one worker?"
+)
 _TOLERANCE = 1e-3  # another kind of device may round an update to another float
 _STRIDE = 2654435761  # spreads the offsets of successive samples over a parameter
 
@@ -37,13 +41,16 @@ def samples(number: int, sizes: Sequence[int]) -> List[Sample]:
     sizes : sequence of int
         The sizes of the parameters, which are the same on all workers.
     """
-    first, chosen = number * PARAMETERS, []
-    for place in range(first, first + min(PARAMETERS, len(sizes))):
-        parameter = place % len(sizes)
-        elements = min(ELEMENTS, sizes[parameter])
-        begin = place * _STRIDE % (sizes[parameter] - elements + 1)
-        chosen.append(Sample(parameter, begin, begin + elements))
-    return chosen
+    first = number * PARAMETERS
+    return [sample(i, sizes) for i in range(first, first + min(PARAMETERS, len(sizes)))]
+
+
+def sample(number: int, sizes: Sequence[int]) -> Sample:
+    """The sample with this number; successive ones are of successive parameters."""
+    parameter = number % len(sizes)
+    elements = min(ELEMENTS, sizes[parameter])
+    begin = number * _STRIDE % (sizes[parameter] - elements + 1)
+    return Sample(parameter, begin, begin + elements)
 
 
 def problem(rows: np.ndarray, chosen: Sequence[Sample], names: Sequence[str], call: str) -> str:
@@ -60,23 +67,24 @@ def problem(rows: np.ndarray, chosen: Sequence[Sample], names: Sequence[str], ca
         The event before which the samples were taken.
     """
     begin = 0
-    for sample in chosen:
-        end = begin + sample.end - sample.begin
-        worker = _first_different(rows[:, begin:end])
+    for each in chosen:
+        end = begin + each.end - each.begin
+        worker = first_different(rows[:, begin:end])
         if worker is not None:
             return (
-                f"the weights of {names[sample.parameter]} differ between worker 0 and worker "
+                f"the weights of {names[each.parameter]} differ between worker 0 and worker "
                 f"{worker} before {call}: {rows[0, begin:end].tolist()} and "
-                f"{rows[worker, begin:end].tolist()} from element {sample.begin} on. All workers "
-                "must change the weights equally: does the optimizer draw random numbers, or does "
-                "the script change weights on one worker?"
+                f"{rows[worker, begin:end].tolist()} from element {each.begin} on. {ADVICE}"
             )
         begin = end
     return ""
 
 
-def _first_different(rows: np.ndarray) -> Optional[int]:
-    """The first worker whose elements differ from those of worker 0, if any."""
+def first_different(rows: np.ndarray) -> Optional[int]:
+    """The first worker whose elements differ from those of worker 0, if any.
+
+    `rows` has the elements of each worker, shape (workers, elements).
+    """
     finite = np.nan_to_num(rows, nan=0, posinf=0, neginf=0)
     limit = _TOLERANCE * np.abs(finite).max(initial=0)
     different = np.abs(finite - finite[:1]) > limit

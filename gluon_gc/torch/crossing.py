@@ -69,6 +69,7 @@ class CrossingAverager(Averager):
         self._pace, self._reordered = Pace(), False
         super().__init__(optimizer, passes, state)
         state.gradients.finish = self.finish
+        state.gradients.weight_check.close()  # workers may apply their last updates at other times
 
     # Backward
 

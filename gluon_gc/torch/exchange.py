@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -74,7 +75,9 @@ class Exchange:
         self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
         self.transfers = Transfers(self._groups, ranks, self.machines, self._of_tensor.__getitem__)
         stages = STAGES[1:-1] if self.machines is None else STAGES
-        self._pipeline = Pipeline(stages, self._done, self._failed, self.transfers.broken)
+        self._names: Dict[int, str] = {}  # of parameters, by their numbers in samples of weights
+        done = partial(self._done, self._names)
+        self._pipeline = Pipeline(stages, done, self._failed, self.transfers.broken)
         self._numbers = itertools.count()
         self._loads = [0] * self.workers
         self._tensors: Dict[str, DeclaredTensor] = {}
@@ -144,7 +147,7 @@ class Exchange:
         self._coders.draw([chunk for _, chunks in cut for chunk in chunks])
         for tensor, chunks in cut:
             name = tensor.plan.name
-            self._tensors[name] = tensor
+            self._tensors[name], self._names[1 + tensor.plan.index] = tensor, name
             self._of_tensor[name] = [
                 self._exchanged_chunk(tensor, chunk, name in over_nccl) for chunk in chunks
             ]
@@ -266,11 +269,11 @@ class Exchange:
             self._release()
 
     @staticmethod
-    def _done(item: Item) -> None:
+    def _done(names: Mapping[int, str], item: Item) -> None:
         job = item.job
         job.transfers -= 1
         if not job.transfers:
-            problem = header.problem(job.outcome)
+            problem = header.problem(job.outcome, names)
             _finish(job, RuntimeError(problem) if problem else None)
 
     @staticmethod

@@ -19,6 +19,7 @@ from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
 from .sparse import SparseJob
 from .undo import Undo
+from .weight_check import WeightCheck
 
 
 class GradientSteps:
@@ -45,6 +46,7 @@ class GradientSteps:
     rates : LearningRates
         The learning rates, by parameter name.
     undo : Undo
+    weight_check : WeightCheck
     closed : str
         If it is closed or suspended: the error message of the next step. Otherwise empty.
     when_made : callable
@@ -76,6 +78,7 @@ class GradientSteps:
         self._stamp = header.SAME
         self._continued: Set[str] = set()  # names whose last average is in the gradients
         self.undo = Undo(parameters, self._take_back)
+        self.weight_check = WeightCheck(parameters)
         self._made: Set[str] = set()  # computed by backward since they were last averaged
         self.when_made: Callable[[torch.Tensor], None] = lambda parameter: None
         self.when_stepping: Callable[[], None] = lambda: None
@@ -144,7 +147,15 @@ class GradientSteps:
         self._ratios = self.rates.advance({n: r for n, r in rates if n not in self._continued})
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
-        self._stamp = header.Stamp(self._begun % 2**32, self.undo.digest, checksum)
+        number, *weights = self.weight_check.begin()
+        self._stamp = header.Stamp(
+            self._begun % 2**32,
+            self.undo.digest,
+            checksum,
+            sample=number,
+            weight=header.bits(weights[0]),
+            largest=header.bits(weights[1]),
+        )
 
     def _follow(self, momentum: Momentum) -> None:
         """Compress with the momentum that the optimizer has now, and take over its own momentum."""
@@ -295,4 +306,5 @@ class GradientSteps:
             if self._momentum is not None:
                 self._momentum.give_back()
             self.undo.close()
+            self.weight_check.close()
             self.compression.exchange.close()

@@ -1,6 +1,6 @@
 """The header at the start of a message, in front of its chunks.
 
-    stamp (16 bytes) | for each chunk: whether the sender has a gradient (1 byte)
+    stamp (28 bytes) | for each chunk: whether the sender has a gradient (1 byte)
 
 In a step, the stamp must be the same on all workers. In an owner's answer, the stamp is replaced by
 the result of this comparison, and "the sender" by "any worker".
@@ -13,21 +13,26 @@ to all others, in place of all messages that they may wait for.
 from __future__ import annotations
 
 import zlib
-from typing import Iterable, NamedTuple, Sequence, Tuple
+from types import MappingProxyType
+from typing import Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from .. import weight_samples
 from ..plan import Slice
+from ..weight_samples import ADVICE
 from .collectives import WireSize
 
-_STAMP_BYTES = 16
+_STAMP_BYTES = 28
 _PROBLEMS = {
     1: "worker {} is in another step than other workers",
     2: "worker {} has applied other averages than other workers",
     3: "the learning rates of worker {} differ from those of other workers",
     4: "worker {} exchanges other tensors than other workers",
+    5: "the weights of parameter {1} differ between worker {0} and other workers. " + ADVICE,
 }
-_OUT_OF_STEP, _OTHER_TENSORS = 1, 4
+_OUT_OF_STEP, _OTHER_TENSORS, _OTHER_WEIGHTS = 1, 4, 5
+_TENSORS = 3  # the column of `Stamp.tensors`
 _BROKEN = 2**32 - 1  # as `tensors`: the stamp is an outcome
 
 
@@ -45,16 +50,22 @@ class Stamp(NamedTuple):
         A checksum of the optimizer's learning rates.
     tensors : int
         A checksum of the number of the job and of its slices. It is always compared.
+    sample, weight, largest : int
+        A `WeightSample`; the bits of its floats. They may differ by rounding.
     """
 
     step: int = 0
     undone: int = 0
     rates: int = 0
     tensors: int = 0
+    sample: int = 0
+    weight: int = 0
+    largest: int = 0
 
 
 SAME = Stamp()
-"""The outcome if all stamps are equal. Otherwise: a key of _PROBLEMS, and a worker's rank."""
+"""The outcome if all stamps are equal. Otherwise: a key of _PROBLEMS, a worker's rank, and the
+number of the parameter whose weights differ, or 0."""
 
 
 class OutOfStepError(RuntimeError):
@@ -73,6 +84,11 @@ class OutOfStepError(RuntimeError):
 def checksum(rates: Iterable[float]) -> int:
     """Return a 32-bit checksum of learning rates."""
     return zlib.crc32(np.array(list(rates), np.float64).tobytes())
+
+
+def bits(value: float) -> int:
+    """Return the bits of a float32."""
+    return int(np.float32(value).view(np.uint32))
 
 
 def identity(slices: Iterable[Slice]) -> int:
@@ -118,24 +134,36 @@ def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, np.ndarray]:
 
 
 def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
-    """Compare the stamps, shape (workers, 4), of the workers with these ranks."""
-    (broken,) = np.nonzero(stamps[:, -1] == _BROKEN)
+    """Compare the stamps, shape (workers, 7), of the workers with these ranks."""
+    (broken,) = np.nonzero(stamps[:, _TENSORS] == _BROKEN)
     if broken.size:
         return Stamp(*stamps[broken[0], :2].tolist())
     (with_gradients,) = np.nonzero(stamps[:, 0])
-    for kind in _PROBLEMS:
+    for kind in range(1, _OTHER_WEIGHTS):
         workers = np.arange(len(stamps)) if kind == _OTHER_TENSORS else with_gradients
         column = stamps[workers, kind - 1]
         (others,) = np.nonzero(column != column[:1])
         if others.size:
             return Stamp(kind, ranks[workers[others[0]]])
+    return _compared_weights(stamps[with_gradients, _TENSORS + 1 :], np.take(ranks, with_gradients))
+
+
+def _compared_weights(samples: np.ndarray, ranks: np.ndarray) -> Stamp:
+    """Compare the samples, shape (workers, 3), of the workers with these ranks."""
+    sampled = samples[:, 0] != 0
+    if sampled.any():
+        weights = np.ascontiguousarray(samples[sampled, 1:]).view(np.float32)
+        worker = weight_samples.first_different(weights)
+        if worker is not None:
+            number = int(samples[sampled][0, 0])
+            return Stamp(_OTHER_WEIGHTS, int(ranks[sampled][worker]), number)
     return SAME
 
 
 def read_answer(room: np.ndarray) -> Tuple[Stamp, np.ndarray]:
     """Return the outcome in an owner's answer, and which chunks have a gradient; see `read`."""
-    kind, rank, *_ = room[:_STAMP_BYTES].view(np.uint32).tolist()
-    return Stamp(kind, rank), room[_STAMP_BYTES:] != 0
+    outcome = room[:_STAMP_BYTES].view(np.uint32)[:3].tolist()
+    return Stamp(*outcome), room[_STAMP_BYTES:] != 0
 
 
 def broken(outcome: Stamp) -> np.ndarray:
@@ -149,6 +177,10 @@ def require_in_step(outcome: Stamp) -> None:
         raise OutOfStepError(outcome)
 
 
-def problem(outcome: Stamp) -> str:
-    """Return an error message for an outcome; empty if the stamps were equal."""
-    return "" if outcome == SAME else _PROBLEMS[outcome[0]].format(outcome[1])
+def problem(outcome: Stamp, names: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Return an error message for an outcome; empty if the stamps were equal.
+
+    `names` has the names of parameters by their numbers in samples.
+    """
+    kind, rank, number, *_ = outcome
+    return "" if outcome == SAME else _PROBLEMS[kind].format(rank, names.get(number))

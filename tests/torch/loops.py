@@ -3,6 +3,7 @@
 Each loop is compared with DistributedDataParallel, or with another loop that is known to be right.
 """
 
+import contextlib
 import copy
 import functools
 import gc
@@ -1322,6 +1323,40 @@ def checkpoints_that_differ_are_refused_by_all():
 
 
 # Copies, and the state after close()
+
+
+class Noisy(torch.optim.SGD):
+    """Adds other noise to the weights on each worker, as Langevin dynamics does."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        random = torch.Generator().manual_seed(dist.get_rank())
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.add_(0.01 * torch.randn(parameter.shape, generator=random))
+
+
+def weights_that_drift_apart_are_told():
+    def train_until_told(distributes, params):
+        model = net = Net()
+        optimizer = Noisy(net.parameters(), lr=0.1)
+        if distributes:
+            bps.DistributedOptimizer(optimizer, net.named_parameters(), params)
+            state = optimizer.compression_state
+        else:
+            model = DistributedDataParallel(net)
+            state = bps.CompressionState(net.named_parameters(), params, optimizer)
+            model.register_comm_hook(state, bps.compression_hook)
+        with contextlib.closing(state):
+            for step in range(4):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+
+    for distributes in (False, True):
+        for params in (TOPK, {}):
+            said = "differ between worker 1 and other workers"
+            raised(RuntimeError, said, functools.partial(train_until_told, distributes, params))
 
 
 def copies_say_what_they_are():

@@ -90,6 +90,7 @@ DIFFERENCES = (
     "single_tensors_that_differ_are_refused",
     "checkpoints_that_differ_are_refused_by_all",
     "parameters_that_are_not_averaged_are_refused",
+    "weights_that_drift_apart_are_told",
     "copies_say_what_they_are",
     "closing_gives_momentum_back",
     "whole_numbers_of_numpy",

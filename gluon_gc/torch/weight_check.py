@@ -1,0 +1,79 @@
+"""Checks in each step that all workers have equal weights."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from torch.optim import Optimizer
+
+from .. import weight_samples
+from . import gpu, staging
+from .optimizer_hooks import closure_of, param_groups, watch_steps
+
+
+class WeightSample(NamedTuple):
+    """A few weights of one parameter, for the stamp of a later step.
+
+    Parameters
+    ----------
+    number : int
+        The position of the parameter, from 1. 0: there is no sample.
+    weight, largest : float
+        The first of the weights, and the largest magnitude among them.
+    """
+
+    number: int = 0
+    weight: float = 0.0
+    largest: float = 0.0
+
+
+class WeightCheck:
+    """Samples the weights before an optimizer applies averages.
+
+    At other times weights need not be equal: a script may change them for a while, as
+    sharpness-aware minimization does for a second backward pass.
+
+    Parameters
+    ----------
+    parameters : mapping of str to Tensor
+        By name.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        numbered = [(i, p) for i, p in enumerate(parameters.values(), 1) if p.numel()]
+        self._numbered: List[Tuple[int, torch.Tensor]] = numbered
+        self._known = {parameter for _, parameter in numbered}
+        self._sizes = [staging.real_numel(parameter) for _, parameter in numbered]
+        self._step, self._averaged = 0, False
+        self._read: Callable[[], Optional[torch.Tensor]] = lambda: None
+        self._number = 0
+        this = weakref.ref(self)
+
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            check = this()
+            if check is not None and check._averaged and closure_of(args, kwargs) is None:
+                check._before_step(optimizer)
+
+        self.close = weakref.finalize(self, watch_steps(torch.compiler.disable(before)))
+
+    def begin(self) -> WeightSample:
+        """Begin a step, and return the last sample."""
+        self._step, self._averaged = self._step + 1, True
+        values = self._read()
+        if values is None:
+            return WeightSample()
+        return WeightSample(self._number, float(values[0]), float(values.abs().max()))
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        """Take a sample if an optimizer steps some of the parameters."""
+        groups = param_groups(optimizer)
+        if not any(parameter in self._known for group in groups for parameter in group["params"]):
+            return
+        self._averaged = False
+        sample = weight_samples.sample(self._step, self._sizes)
+        self._number, parameter = self._numbered[sample.parameter]
+        values = staging.as_real(parameter.detach())
+        first, size = values.storage_offset() + sample.begin, sample.end - sample.begin
+        self._read = gpu.copied_later(values.as_strided((size,), (1,), first).float().clone())
