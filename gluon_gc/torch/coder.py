@@ -100,7 +100,7 @@ class Coder:
         *state, drawn = self._stream.take(self.codec.draws)
         return kernels.position(state, drawn)
 
-    # The state, of which calls read one copy and write another, so that they can be taken back
+    # Calls read one copy of the state and write another, so that they can be taken back
 
     def in_place(self) -> StateOfCall:
         """Return the state for a call that cannot be taken back."""

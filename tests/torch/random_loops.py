@@ -200,7 +200,7 @@ class Loop:
         self.count(averages)
 
     def count(self, averages):
-        """Count averages as applied. What is in the gradients now is no exact gradient any more."""
+        """Count averages as applied. The gradients are now these averages, and not exact ones."""
         for name, average in averages.items():
             self.applied[name] += average
             self.expected[name] += self.exact[name][0]

@@ -44,10 +44,13 @@ __device__ void sweep(const BlocktopkEncoding<T>& call, Size begin, uint32 size,
 #pragma unroll
     for (int r = 0; r < rows_ahead<T>; ++r) {
       const T x = correct(call, residual_factor, loaded, column, r, [](T residual) { return residual; });
-      if (!column.has(r)) continue;
-      p[column[r] - begin] = x;
-      if (call.memory[0] != nullptr) call.memory[0][column[r]] = x;
+      if (column.has(r)) p[column[r] - begin] = x;
     }
+  }
+  if (call.memory[0] == nullptr) return;
+  // In a loop of its own, because the loop above has no register left. A thread reads what it has written.
+  for (uint32 i = first + threadIdx.x % warp_lanes; i < first + part && i < size; i += warp_lanes) {
+    call.memory[0][begin + i] = p[i];
   }
 }
 
