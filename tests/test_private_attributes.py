@@ -41,6 +41,13 @@ OF_OTHERS = {
     "torch/groups.py": {"_device_types", "_get_backend"},
     "torch/rendezvous.py": {"_get_default_store"},
     "torch/single_tensors.py": {"_indices", "_values"},
+    "torch/undo.py": {
+        "_C",
+        "_current_graph_task_id",
+        "_execution_engine",
+        "_foreach_norm",
+        "_version",
+    },
 }
 """The private attributes of MXNet, PyTorch and Python that each file needs."""
 
