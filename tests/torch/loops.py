@@ -81,11 +81,13 @@ def steps_without_an_exchange_are_allowed_if_they_are_meant():
     with ddp.no_sync():
         train(net, optimizer, ddp, range(2))
     assert state.steps == 0
+    bps.broadcast_parameters(net.state_dict())  # each worker has made steps of its own
     train(net, optimizer, ddp, range(2))
     assert state.steps == 2
     state.close()
     loss_of(net, 0).backward()
     optimizer.step()  # the state is closed
+    bps.broadcast_parameters(net.state_dict())
     averaging = bps.DistributedOptimizer(sgd(net), net.named_parameters(), TOPK)
     averaging.set_backward_passes_per_step(2)
     loss_of(net, 0).backward()

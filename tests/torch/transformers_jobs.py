@@ -162,7 +162,7 @@ def each_trial_of_a_search_has_its_folder(folder):
         for number in (0, 1):
             made.train(trial=types.SimpleNamespace(number=number, params={}))
     dist.barrier()
-    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("gluon_gc_*.pt"))
+    found = sorted(str(path.relative_to(folder)) for path in folder.glob("run-*/*/gluon_gc_*.pt"))
     assert found == [f"run-{n}/checkpoint-3/gluon_gc_{r}.pt" for n in (0, 1) for r in (0, 1)], found
 
 
