@@ -110,12 +110,14 @@ class GluonGC(Engine):
             {"learning_rate": 0.1, "momentum": 0.9},
             compression_params=options["compression_params"],
         )
+        # Without this call, the next step would take an exchange back. Older trees lack it.
+        self._applied = getattr(self._trainer, "applied", lambda: None)
 
     def step(self) -> None:
         for param in self._params:
             param.data()._fresh_grad = True  # normally backward sets this
         self._trainer.allreduce_grads()
-        self._trainer.applied()  # or the next step would take this one back
+        self._applied()
 
     def end_step(self) -> None:
         """Update the parameters if a trace is on, because the trace counts steps by updates."""
