@@ -84,30 +84,38 @@ class Stream:
     ----------
     start : State, optional
         The initial state. None for a compressor that does not draw.
+
+    Attributes
+    ----------
+    drawn : int
+        The number of draws so far. An earlier number undoes the draws since then.
     """
 
     def __init__(self, start: Optional[State]) -> None:
-        self._start, self._drawn = start or (0, 0), 0
+        self._start, self.drawn = start or (0, 0), 0
         self._drawn_before = 0  # before the last `take`
 
     def take(self, draws: int) -> Tuple[int, int, int]:
         """Return the current position, and advance the stream by a number of draws."""
-        position = (*self._start, self._drawn)
-        self._drawn_before = self._drawn
-        self._drawn += draws
+        position = (*self._start, self.drawn)
+        self._drawn_before = self.drawn
+        self.drawn += draws
         return position
 
     def take_back(self) -> None:
         """Undo the last `take`."""
-        self._drawn = self._drawn_before
+        self.drawn = self._drawn_before
 
-    def state(self) -> np.ndarray:
-        """The current state, for a checkpoint. Array of uint64, shape (2,)."""
+    def state(self, drawn: Optional[int] = None) -> np.ndarray:
+        """The state after a number of draws, by default now, for a checkpoint.
+
+        Array of uint64, shape (2,).
+        """
         state = np.array(self._start, np.uint64)
-        kernels.jump(state, self._drawn)
+        kernels.jump(state, self.drawn if drawn is None else drawn)
         return state
 
     def load_state(self, state: np.ndarray) -> None:
         """Continue from a state that `state` returned."""
         first, second = state.tolist()
-        self._start, self._drawn, self._drawn_before = (first, second), 0, 0
+        self._start, self.drawn, self._drawn_before = (first, second), 0, 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -54,6 +53,7 @@ class Coder:
         self.set_epoch(None)
         self._copies: List[Any] = []  # of the state; others than the current one are earlier states
         self._addresses: List[kernels.StateAddresses] = []
+        self._pointers: List[Any] = []  # to the addresses
         self._has_foreign_memory = False
         self._now = self._add_copy()
         self._before: Optional[_Before] = None  # `take_back` returns there
@@ -111,15 +111,15 @@ class Coder:
 
         If it continues the last calls, `take_back` undoes them, too.
         """
-        self._last = _Before(self._now, copy.copy(self._stream))
+        self._last = _Before(self._now, self._stream.drawn)
         if not continues or self._before is None:
             self._before = self._last
         if self._has_foreign_memory:
             return self.in_place()
-        source, taken = self._addresses[self._now], (self._now, self._before.copy)
+        source, taken = self._pointers[self._now], (self._now, self._before.copy)
         free = [copy_number for copy_number in range(len(self._copies)) if copy_number not in taken]
         self._now = free[0] if free else self._add_copy()
-        return self._addresses[self._now], ctypes.pointer(source)
+        return self._addresses[self._now], source
 
     def take_back(self) -> None:
         """Return to the state before the last `turn` that did not continue another."""
@@ -130,14 +130,18 @@ class Coder:
         self._return_to(self._last)
 
     def _return_to(self, before: _Before) -> None:
-        self._now, self._stream = before.copy, copy.copy(before.stream)
+        self._now, self._stream.drawn = before
 
     def _add_copy(self) -> int:
         """Allocate memory for a copy of the state, and return its number."""
         state = self.codec.state()
         self._copies.append(state)
-        self._addresses.append(kernels.addresses(self.codec, state))
-        return len(self._copies) - 1
+        return self._add_addresses(kernels.addresses(self.codec, state))
+
+    def _add_addresses(self, addresses: kernels.StateAddresses) -> int:
+        self._addresses.append(addresses)
+        self._pointers.append(ctypes.pointer(addresses))
+        return len(self._addresses) - 1
 
     def _in_host_memory(self, number: int) -> kernels.State:
         """Return a copy of the state in the codec's own form, perhaps the copy itself."""
@@ -166,10 +170,10 @@ class Coder:
         `undone`: as they would be after `take_back`.
         """
         before = self._before if undone else None
-        number, stream = before or (self._now, self._stream)
+        number, drawn = before or (self._now, None)
         kept, state = self._in_host_memory(number), {}
         if self.codec.traits.draws:
-            state["stream"] = stream.state()
+            state["stream"] = self._stream.state(drawn)
         if self.codec.memory:
             state["residual"] = self.codec.residual(kept)
         if self.codec.momentum:
@@ -193,10 +197,10 @@ class Coder:
 
 
 class _Before(NamedTuple):
-    """The number of a copy of the state, and the random stream that belongs to it."""
+    """The number of a copy of the state, and the draws from the random stream at that time."""
 
     copy: int
-    stream: streams.Stream
+    drawn: int
 
 
 class GpuCoder(Coder):
@@ -242,8 +246,7 @@ class GpuCoder(Coder):
                 for array in (state.momentum, *state.memory)
             ]
         self._copies.append(tensors)
-        self._addresses.append(_gpu_addresses(tensors))
-        return len(self._copies) - 1
+        return self._add_addresses(_gpu_addresses(tensors))
 
     def _in_host_memory(self, number: int) -> kernels.State:
         with gpu.queue(self.device):
