@@ -17,7 +17,13 @@ from gluon_gc.torch.cross_barrier import CrossBarrier
 from tests.torch.common import Net, assert_alike, flat, loss_of, raised, sgd
 
 LOSSLESS = {"compressor": "topk", "k": 10**6, "momentum": "nesterov"}
-DGC = {"compressor": "dgc", "k": 1 - 1e-7, "momentum_masking": False, "sample_ratio": 1.0, "seed": 3}
+DGC = {
+    "compressor": "dgc",
+    "k": 1 - 1e-7,
+    "momentum_masking": False,
+    "sample_ratio": 1.0,
+    "seed": 3,
+}
 STEPS = 6
 CYCLE = dict(max_lr=0.5, total_steps=STEPS + 2, base_momentum=0.5, max_momentum=0.95)
 
