@@ -30,12 +30,12 @@ struct BlockMemory {
   SearchState<T> search;
   BlocktopkLevels<T> levels;
   T split;
+  T residual_factor;  // here, because `sweep` has no register left
 };
 
 // Computes p of the block of elements from `begin`, and replaces its residual by p.
 template <typename T>
-__device__ void sweep(const BlocktopkEncoding<T>& call, Size begin, uint32 size, T* p) {
-  const T residual_factor = residual_factor_of(call);
+__device__ void sweep(const BlocktopkEncoding<T>& call, const T& residual_factor, Size begin, uint32 size, T* p) {
   const uint32 part = static_cast<uint32>(call.format.block) / warps, first = warp() * part;
 #pragma unroll 1
   for (uint32 row = first; row < first + part; row += rows_ahead<T> * warp_lanes) {
@@ -47,11 +47,14 @@ __device__ void sweep(const BlocktopkEncoding<T>& call, Size begin, uint32 size,
       if (column.has(r)) p[column[r] - begin] = x;
     }
   }
+}
+
+// Stores p of a block, after a `__syncthreads`. It is apart from `sweep`, which has no register left.
+template <typename T>
+__device__ void keep(const BlocktopkEncoding<T>& call, Size begin, uint32 size, const T* p) {
   if (call.memory[0] == nullptr) return;
-  // In a loop of its own, because the loop above has no register left. A thread reads what it has written.
-  for (uint32 i = first + threadIdx.x % warp_lanes; i < first + part && i < size; i += warp_lanes) {
-    call.memory[0][begin + i] = p[i];
-  }
+#pragma unroll 1
+  for (uint32 i = threadIdx.x; i < size; i += block_threads) call.memory[0][begin + i] = p[i];
 }
 
 // Writes the scales of a record, and keeps the levels in shared memory.
@@ -122,12 +125,15 @@ template <typename T>
 __device__ void compress(const BlocktopkEncoding<T>& call) {
   __shared__ BlockMemory<T> memory;
   const BlocktopkFormat& format = call.format;
+  if (threadIdx.x == 0) memory.residual_factor = residual_factor_of(call);
+  __syncthreads();
   bool finite = true;
   for (Size index = blockIdx.x; index < format.blocks(); index += gridDim.x) {
     const Size begin = index * format.block;
     const auto size = static_cast<uint32>(format.size_of(index)), kept = static_cast<uint32>(format.kept_of(index));
-    sweep(call, begin, size, memory.p);
+    sweep(call, memory.residual_factor, begin, size, memory.p);
     find_limit(memory.search, memory.counts, memory.p, size, kept);
+    keep(call, begin, size, memory.p);
     list_largest(memory.p, size, static_cast<uint32>(format.block), memory.search.limit, memory.search.rank,
                  memory.indices);
     T* const residual = call.memory[0] != nullptr ? call.memory[0] + begin : nullptr;
