@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .. import weight_samples
 from . import gpu, staging
-from .optimizer_hooks import closure_of, param_groups, watch_steps
+from .optimizer_hooks import param_groups, watch_steps
 
 
 class WeightSample(NamedTuple):
@@ -30,7 +30,7 @@ class WeightSample(NamedTuple):
 
 
 class WeightCheck:
-    """Samples the weights before an optimizer applies averages.
+    """Samples the weights after an optimizer has applied averages.
 
     At other times weights need not be equal: a script may change them for a while, as
     sharpness-aware minimization does for a second backward pass.
@@ -51,12 +51,12 @@ class WeightCheck:
         self._number = 0
         this = weakref.ref(self)
 
-        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             check = this()
-            if check is not None and check._averaged and closure_of(args, kwargs) is None:
-                check._before_step(optimizer)
+            if check is not None and check._averaged:
+                check._after_step(optimizer)
 
-        self.close = weakref.finalize(self, watch_steps(torch.compiler.disable(before)))
+        self.close = weakref.finalize(self, watch_steps(after=torch.compiler.disable(after)))
 
     def begin(self) -> WeightSample:
         """Begin a step, and return the last sample."""
@@ -66,8 +66,8 @@ class WeightCheck:
             return WeightSample()
         return WeightSample(self._number, float(values[0]), float(values.abs().max()))
 
-    def _before_step(self, optimizer: Optimizer) -> None:
-        """Take a sample if an optimizer steps some of the parameters."""
+    def _after_step(self, optimizer: Optimizer) -> None:
+        """Take a sample if an optimizer has stepped some of the parameters."""
         groups = param_groups(optimizer)
         if not any(parameter in self._known for group in groups for parameter in group["params"]):
             return

@@ -82,6 +82,7 @@ def steps_without_an_exchange_are_allowed_if_they_are_meant():
         train(net, optimizer, ddp, range(2))
     assert state.steps == 0
     bps.broadcast_parameters(net.state_dict())  # each worker has made steps of its own
+    bps.broadcast_optimizer_state(optimizer)
     train(net, optimizer, ddp, range(2))
     assert state.steps == 2
     state.close()
