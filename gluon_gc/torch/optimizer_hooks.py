@@ -120,6 +120,8 @@ def watch_steps(
     callable
         It removes the hooks.
     """
+    while _dropped:
+        _dropped.pop()()
     register_before, register_after = (
         register_optimizer_step_pre_hook,
         register_optimizer_step_post_hook,
@@ -130,6 +132,26 @@ def watch_steps(
         register_after = optimizer.register_step_post_hook
     pairs = (register_before, before), (register_after, after)
     return partial(_remove, [register(hook) for register, hook in pairs if hook is not None])
+
+
+_dropped: List[Callable[[], None]] = []
+"""Functions that remove hooks. A step of an optimizer must not, because it iterates over hooks."""
+
+
+def until_collected(owner: Any, remove: Callable[[], None]) -> Callable[[], None]:
+    """Remove hooks some time after their owner is garbage; the result removes them at once."""
+    end = weakref.finalize(owner, _dropped.append, remove)
+
+    def remove_now() -> None:
+        if end.detach():
+            remove()
+
+    return remove_now
+
+
+def remove_later(remove: Callable[[], None]) -> None:
+    """Remove hooks some time after the step of an optimizer that is under way."""
+    _dropped.append(remove)
 
 
 def _remove(handles: Iterable[RemovableHandle]) -> None:

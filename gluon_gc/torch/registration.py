@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, List
 
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .optimizer_hooks import param_groups
+from .optimizer_hooks import param_groups, remove_later, until_collected, watch_steps
 
 if TYPE_CHECKING:
     from .state import CompressionState
@@ -41,15 +40,19 @@ def require_hook(state: CompressionState) -> Callable[[], None]:
             return  # nothing is lost: such a script makes no DistributedDataParallel
         if not any(id(p) in known for group in param_groups(optimizer) for p in group["params"]):
             return
+        if ended:
+            return
         if not _is_registered(watched):
             raise RuntimeError(
                 "the optimizer steps, but no gradient of its CompressionState was exchanged: "
                 "register the hook with ddp.register_comm_hook(state, bps.compression_hook) before "
                 "the first backward"
             )
-        end()
+        ended.append(True)
+        remove_later(end)  # this hook is being called
 
-    end = weakref.finalize(state, register_optimizer_step_pre_hook(before_step).remove)
+    ended: List[bool] = []
+    end = until_collected(state, watch_steps(before_step))
     return end
 
 

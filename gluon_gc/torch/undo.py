@@ -40,6 +40,7 @@ from .optimizer_hooks import (
     Arguments,
     closure_of,
     param_groups,
+    until_collected,
     watch_steps,
     weakly,
     with_closure,
@@ -267,7 +268,7 @@ class Undo:
 
         # A script may compile a whole step, but torch.compile cannot trace the hooks.
         hooks = map(torch.compiler.disable, (before, after))
-        self._end = weakref.finalize(self, watch_steps(*hooks))
+        self._end = until_collected(self, watch_steps(*hooks))
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
         """Mark the averages that a step applies. With a closure, it is known after the step."""

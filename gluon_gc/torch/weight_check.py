@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .. import weight_samples
 from . import gpu, staging
-from .optimizer_hooks import param_groups, watch_steps
+from .optimizer_hooks import param_groups, until_collected, watch_steps
 
 
 class WeightSample(NamedTuple):
@@ -56,7 +56,7 @@ class WeightCheck:
             if check is not None and check._averaged:
                 check._after_step(optimizer)
 
-        self.close = weakref.finalize(self, watch_steps(after=torch.compiler.disable(after)))
+        self.close = until_collected(self, watch_steps(after=torch.compiler.disable(after)))
 
     def begin(self) -> WeightSample:
         """Begin a step, and return the last sample."""
