@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "core/feedback.h"
 #include "core/rules.h"
@@ -30,6 +31,22 @@ struct StoredResidual {
   const T* e;
 };
 
+// Writes an array of the state. If it is apart from the earlier array, stores go past the caches: a plain store would
+// read each line of memory that it then replaces.
+template <typename T>
+struct StateWriter {
+  StateWriter(const T* earlier, T* to)
+      : to(to), past_caches(to != earlier && reinterpret_cast<std::uintptr_t>(to) % sizeof(Vec<T>) == 0) {}
+
+  template <typename Lanes>
+  void operator()(const Vec<T>& v, std::size_t i, Lanes present) const {
+    past_caches ? stream(v, to + i, present) : store(v, to + i, present);
+  }
+
+  T* const to;
+  const bool past_caches;
+};
+
 // Computes p:  g = gradient * gradient_scale;  m = mu m + g,  g = g + mu m;  p = g + residual_factor e.
 template <typename T, bool has_momentum, Feedback kind, typename Residual>
 struct Correction {
@@ -41,7 +58,7 @@ struct Correction {
         mu(broadcast(state.mu)),
         residual_factor(broadcast(state.residual_factor)),
         earlier_momentum(state.earlier_momentum),
-        momentum(state.momentum),
+        momentum(state.earlier_momentum, state.momentum),
         residual(residual) {}
 
   // Returns p of the sixteen elements from i, and writes their momentum.
@@ -64,7 +81,7 @@ struct Correction {
     Vec<T> p = load(gradient + i, present) * gradient_scale;
     if constexpr (has_momentum) {
       const Vec<T> m = updated_momentum(mu, load(earlier_momentum + i, present), p);
-      if constexpr (update) store(m, momentum + i, present);
+      if constexpr (update) momentum(m, i, present);
       p = with_momentum(mu, m, p);
     }
     if constexpr (feedback == Feedback::plain) p = p + residual(i, present);
@@ -75,7 +92,7 @@ struct Correction {
   const T* const gradient;
   const Vec<T> gradient_scale, mu, residual_factor;
   const T* const earlier_momentum;
-  T* const momentum;
+  const StateWriter<T> momentum;
   const Residual residual;
 };
 

@@ -54,11 +54,13 @@ struct Blocks {
   template <typename Body>
   void share(int threads, Body body) const {
     const std::size_t parts = this->parts(threads);
-    if (parts == 1) return body(0, 0, count);
-#pragma omp parallel for num_threads(parts) schedule(static)
-    for (std::size_t part = 0; part < parts; ++part) {
+    const auto run = [=](std::size_t part) {
       body(part, part * count / parts, (part + 1) * count / parts);
-    }
+      __builtin_ia32_sfence();  // other threads may read what it has stored past the caches (vec.h)
+    };
+    if (parts == 1) return run(0);
+#pragma omp parallel for num_threads(parts) schedule(static)
+    for (std::size_t part = 0; part < parts; ++part) run(part);
   }
 };
 

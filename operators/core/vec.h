@@ -85,6 +85,13 @@ inline void store(const Vec<T>& v, T* to, First present) {
   std::memcpy(to, v.lane, present.count * sizeof(T));
 }
 
+// Stores past the caches, where the instruction set can. `to` is aligned to the vector's size. Other threads see the
+// values after an sfence (parallel.h).
+template <typename T, typename Lanes>
+inline void stream(const Vec<T>& v, T* to, Lanes present) {
+  store(v, to, present);
+}
+
 template <typename T>
 inline Vec<T> broadcast(T x) {
   return generate<T>([=](std::size_t) { return x; });

@@ -28,6 +28,10 @@ inline void store(Vec<float> a, float* to, First present) {
   store(a, lane, All{});
   std::memcpy(to, lane, present.count * sizeof(float));
 }
+inline void stream(Vec<float> a, float* to, All) {
+  _mm256_stream_ps(to, a.low);
+  _mm256_stream_ps(to + 8, a.high);
+}
 inline Vec<float> keep(Vec<float> a, First present) {
   float lane[lanes];
   store(a, lane, All{});

@@ -21,6 +21,7 @@ inline void store(Vec<float> a, float* to, All) { _mm512_storeu_ps(to, a.v); }
 inline void store(Vec<float> a, float* to, First present) {
   _mm512_mask_storeu_ps(to, mask(present), a.v);
 }
+inline void stream(Vec<float> a, float* to, All) { _mm512_stream_ps(to, a.v); }
 inline Vec<float> keep(Vec<float> a, First present) {
   return {_mm512_maskz_mov_ps(mask(present), a.v)};
 }

@@ -170,6 +170,15 @@ def garbage_like(state: kernels.State) -> kernels.State:
     return kernels.State(momentum, tuple(np.full_like(array, np.nan) for array in state.memory))
 
 
+def aligned_garbage(codec: kernels.Codec) -> kernels.State:
+    """Return a state in the codec's own memory, which is aligned, filled with NaN."""
+    state = codec.state()
+    for array in (state.momentum, *state.memory):
+        if array is not None:
+            array[:] = np.nan
+    return state
+
+
 def same_states(a: kernels.State, b: kernels.State) -> bool:
     pairs = list(zip(a.memory, b.memory))
     if a.momentum is not None:

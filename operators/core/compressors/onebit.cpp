@@ -78,11 +78,11 @@ struct LazyResidual {
 
 // Writes the signs and, with feedback, stores p. Returns the sum of |p|, which is not finite if an element is not.
 template <typename T, typename Correct>
-double compress_words(const Correct& correct, std::size_t n, T* corrected, void* payload, double* sums,
+double compress_words(const Correct& correct, std::size_t n, const StateWriter<T>& corrected, void* payload, double* sums,
                       int threads) {
   const auto part = [=](std::size_t i, auto present) {
     const Vec<T> p = correct(i, present);
-    if constexpr (Correct::feedback != Feedback::none) store(p, corrected + i, present);
+    if constexpr (Correct::feedback != Feedback::none) corrected(p, i, present);
     return keep(p, present);
   };
   return sum_over<Magnitudes<T>>(n, sums, threads, [=](auto& sum, std::size_t i, auto present) {
@@ -124,7 +124,7 @@ struct Onebit {
     const LazyResidual<T> residual{call.earlier_memory[0], broadcast(corrected ? *call.earlier_memory[1] : T{0})};
     const double sum = with_correction(call.gradient, call.gradient_scale, call.feedback(), residual,
                                        [&](const auto& correct) {
-      return compress_words(correct, n, corrected, call.payload, static_cast<double*>(call.workspace),
+      return compress_words(correct, n, StateWriter<T>(call.earlier_memory[0], corrected), call.payload, static_cast<double*>(call.workspace),
                             call.threads);
     });
     const T scale = onebit_scale<T>(sum, n, scaling);
