@@ -55,6 +55,11 @@ class CompressionParams:
     for_adam: bool = False
 
     @property
+    def draws(self) -> bool:
+        """Whether the compressor draws random numbers, so that an average may be zero by chance."""
+        return self.compressor is not None and self.compressor.traits.draws
+
+    @property
     def keeps_state(self) -> bool:
         """Whether a worker keeps a residual or a momentum array between steps."""
         accumulates = self.compressor is not None and self.compressor.traits.accumulates

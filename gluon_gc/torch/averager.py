@@ -169,6 +169,7 @@ class Averager:
             self._deliver(part)
         self._averages = {p: _reference(p.grad) for p in self._passes}
         self._averaged = True
+        self.state.gradients.undo.delivered()
 
     def _find_buckets(self) -> None:
         """Learn from all workers which gradients are sparse."""

@@ -201,6 +201,10 @@ class GradientSteps:
                 self.undo.exchanged(name for name in gradients if name not in job.unused)
             self._check(job, step)
             staged.finish(loss_scale)
+            with staged.queue():
+                self.undo.note_zeros(
+                    {n: gradients[n] for n in gradients if compression.params[n].draws}
+                )
             return job.unused
 
         future: Future[Collection[str]] = future_on(staged.device)
@@ -257,7 +261,6 @@ class GradientSteps:
                 self.count,
                 self._nonfinite[0],
             )
-            self.undo.skip_step()
             for group in param_groups(self._optimizer):
                 for parameter in group["params"]:
                     parameter.grad = None  # the optimizer does not step such parameters

@@ -32,6 +32,7 @@ Arguments = Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]
 Hook = Callable[[Optimizer, Any, Any], Arguments]
 
 _WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer"}  # of Accelerate and of Lightning
+_CALLS_LAST = "gluon_gc"  # a key among the numbers of an optimizer's hooks
 _UNSCALES = "_step_supports_amp_scaling"  # GradScaler reads this attribute of an optimizer
 
 
@@ -99,6 +100,7 @@ def with_closure(args: Sequence[Any], kwargs: Mapping[str, Any], closure: Any) -
 def watch_steps(
     before: Optional[Hook] = None,
     after: Optional[Hook] = None,
+    last: Optional[Hook] = None,
     optimizer: Optional[Optimizer] = None,
 ) -> Callable[[], None]:
     """Call `before` and `after` around each step of an optimizer, or of all optimizers.
@@ -112,6 +114,9 @@ def watch_steps(
     before, after : callable, optional
         Hooks for `Optimizer.register_step_pre_hook` and `register_step_post_hook`. The hook `after`
         is not called if the step raises an error.
+    last : callable, optional
+        Like `before`, for all optimizers. It is called after all hooks of the optimizer itself, so
+        it sees the gradients that the step applies.
     optimizer : Optimizer, optional
         Default: all optimizers.
 
@@ -130,8 +135,31 @@ def watch_steps(
         _let_step_call_hooks(optimizer)
         register_before = optimizer.register_step_pre_hook
         register_after = optimizer.register_step_post_hook
-    pairs = (register_before, before), (register_after, after)
+    pairs = [(register_before, before), (register_after, after)]
+    if last is not None:
+        pairs += [(register_before, _append_last), (_register_last, last)]
     return partial(_remove, [register(hook) for register, hook in pairs if hook is not None])
+
+
+_last_hooks: Dict[int, Hook] = OrderedDict()
+
+
+def _register_last(hook: Hook) -> RemovableHandle:
+    handle = RemovableHandle(_last_hooks)
+    _last_hooks[handle.id] = hook
+    return handle
+
+
+def _append_last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Put `_call_last` behind the hooks of an optimizer, which are called after this hook."""
+    hooks = optimizer._optimizer_step_pre_hooks
+    hooks.pop(_CALLS_LAST, None)
+    hooks[_CALLS_LAST] = _call_last
+
+
+def _call_last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for hook in tuple(_last_hooks.values()):
+        hook(optimizer, args, kwargs)
 
 
 _dropped: List[Callable[[], None]] = []

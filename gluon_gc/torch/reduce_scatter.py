@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Iterator, List, Mapping, Optional, Set
+from typing import Any, Collection, Iterator, List, Mapping, Optional, Set, Tuple
 
 import numpy as np
 import torch
@@ -105,6 +105,9 @@ class ReduceScatter(Unit):
         scale = _scale(op, workers) / loss_scale
         self._run(Job(rows, scale, {}, continues=continues), Job(shards, 1.0, {}))
         shards.finish(loss_scale)
+        with shards.queue():
+            own = zip(self._parameters, self.shards.split(rank, output_tensor).values())
+            self.undo.note_zeros({n: t for n, t in own if self.shards.params[n].draws})
 
     def _require_same_parameters(self) -> None:
         """Raise a RuntimeError if a parameter was frozen or thawed: FSDP passes no names."""
@@ -129,11 +132,20 @@ class ReduceScatter(Unit):
 
         A worker's own shards may be empty.
         """
-        gradients = [self._parameters[name].grad for name in names]
-        adds = [g is not None and bool(is_nonzero(g.to_local())) for g in gradients]
-        of_any = torch.tensor(adds, dtype=torch.uint8, device="cpu")
+        facts = [self._facts(name) for name in names]
+        of_any = torch.tensor(facts, dtype=torch.uint8, device="cpu")
         dist.all_reduce(of_any, dist.ReduceOp.MAX, self._group)
-        return {name for name, flag in zip(names, of_any) if flag}
+        return {
+            name
+            for name, (kept, nonzero, was_nonzero) in zip(names, of_any.tolist())
+            if nonzero or (kept and not was_nonzero)
+        }
+
+    def _facts(self, name: str) -> Tuple[bool, bool, bool]:
+        """Return whether a gradient has its sum, is not zero now, and was not zero before."""
+        kept = self.undo.keeps(name)
+        nonzero = kept and bool(is_nonzero(self._parameters[name].grad.to_local()))
+        return kept, nonzero, not self.undo.was_zero(name)
 
     def _take_back(self, names: List[str], whole: bool) -> None:
         for chunk in self._of(names):

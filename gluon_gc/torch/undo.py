@@ -25,6 +25,7 @@ from typing import (
     Iterator,
     List,
     Mapping,
+    NamedTuple,
     Optional,
     Set,
     Tuple,
@@ -61,6 +62,11 @@ class _Average:
         The gradient, and its version, when backward returned.
     old : bool
         Whether an optimizer has since stepped other parameters.
+    kept : bool, optional
+        Whether the gradient still had the average when backward last added to it. None: backward
+        has not added to it.
+    zero : Tensor of bool, shape (), optional
+        Whether all elements of the average are zero, if that can happen by chance.
     unless : list of callable
         One for each step of an optimizer that may have applied the average. Its result, which a GPU
         computes, is whether the step did not apply it.
@@ -69,12 +75,29 @@ class _Average:
     excluded: bool
     delivered: Any = None
     old: bool = False
+    kept: Optional[bool] = None
+    zero: Optional[torch.Tensor] = None
     unless: List[Callable[[], bool]] = field(default_factory=list)
 
     def is_changed(self, gradient: torch.Tensor) -> bool:
         """Return whether the script may have changed the gradient since backward returned."""
         reference, version = self.delivered or (lambda: None, 0)
         return reference() is not gradient or gradient._version != version
+
+
+class _Applied(NamedTuple):
+    """An average that the step under way applies, as far as is known before it.
+
+    Parameters
+    ----------
+    average : _Average
+    parameter, gradient : int
+        Their versions before the step.
+    """
+
+    average: _Average
+    parameter: int
+    gradient: int
 
 
 InUse = Callable[[List[str]], Set[str]]
@@ -91,8 +114,8 @@ class Undo:
         Takes back the exchange of the tensors with these names. Its second argument says whether
         they are all tensors of the last step.
     in_use : callable, optional
-        Returns the names among the given ones whose averages are still in the gradients. By default
-        this is found out from the gradients.
+        Returns the names among the given ones whose averages are still in the gradients of a
+        worker, given that it knows nothing of the others' shards. Default: each worker knows it.
 
     Attributes
     ----------
@@ -111,20 +134,15 @@ class Undo:
         self._averages: Dict[str, _Average] = {}
         self._last: Set[str] = set()  # all exchanged names of the last step
         self.digest, self._warned, self._excludes = 0, False, False
-        self._reads_gradients = in_use is None
-        self._in_use = in_use or self._with_averages
-        self._touched: Dict[str, bool] = {}  # whether averages were there when backward added
+        self._knows_all = in_use is None
+        self._in_use = in_use or self._kept
         self._task = -1  # the number of the backward pass whose end is awaited
-        self._marked: Dict[str, _Average] = {}  # that the step under way applies
+        self._marked: Dict[str, _Applied] = {}
         self._closures = 0  # that are running
         self._shown: Set[str] = set()  # averages that the step of the running closure may apply
-        self._handles: List[Any] = []
-        if in_use is None:
-            # A script may compile a whole step, but torch.compile cannot trace the hook.
-            touch = torch.compiler.disable(weakly(self._touch))
-            self._handles = [
-                p.register_hook(partial(touch, name)) for name, p in parameters.items()
-            ]
+        # A script may compile a whole step, but torch.compile cannot trace the hook.
+        touch = torch.compiler.disable(weakly(self._touch))
+        self._handles = [p.register_hook(partial(touch, name)) for name, p in parameters.items()]
         self._watch()
 
     # Exchanges
@@ -143,7 +161,8 @@ class Undo:
         self._settle()
         candidates = [name for name, average in self._averages.items() if not average.excluded]
         continued = self._in_use(candidates) if candidates else set()
-        self._touched.clear()
+        for name in continued:
+            self._averages[name].kept = None
         dropped = [name for name in self._averages if name not in continued]
         unknown = [n for n in dropped if n in self._shown and not self._averages[n].excluded]
         if self._closures and unknown:
@@ -151,7 +170,8 @@ class Undo:
                 f"the gradient of parameter {unknown[0]} was averaged twice in a step of the "
                 "optimizer with a closure, so it cannot be known which average the step applies: "
                 "put the backward passes whose averages it does not apply into `with "
-                "state.not_applied():`"
+                "state.not_applied():`, and call zero_grad() before the step if it does not apply "
+                "the gradients that are there"
             )
         if dropped:
             self._drop(dropped, expected)
@@ -164,8 +184,15 @@ class Undo:
         for name in names:
             self._last.add(name)
             self._averages[name] = _Average(self._excludes)
+            self._marked.pop(name, None)
             if self._closures:
                 self._shown.add(name)
+
+    def note_zeros(self, averages: Mapping[str, torch.Tensor]) -> None:
+        """Record which averages are zero by chance, so that a zero does not say that they went."""
+        for name, values in averages.items():
+            if name in self._averages:
+                self._averages[name].zero = ~is_nonzero(values)
 
     def waiting(self) -> Tuple[List[str], bool]:
         """Return the names whose average is not applied, and whether they are the last step's all.
@@ -235,21 +262,27 @@ class Undo:
 
     def _touch(self, name: str, gradient: torch.Tensor) -> None:
         """Called before backward adds to a gradient, and by `torch.autograd.grad`."""
-        if name in self._averages and self._touched.get(name, True):
-            self._touched[name] = self._has_gradient(name)
+        average = self._averages.get(name)
+        if average is not None and average.kept is not False:
+            average.kept = self._has_average(name)
 
-    def _with_averages(self, names: Collection[str]) -> Set[str]:
-        """Return the names whose averages nobody has set to None or to zero."""
-        return {
-            name
-            for name in names
-            if (self._touched[name] if name in self._touched else self._has_gradient(name))
-        }
+    def _kept(self, names: Collection[str]) -> Set[str]:
+        return {name for name in names if self.keeps(name)}
 
-    def _has_gradient(self, name: str) -> bool:
-        """Return whether a gradient is neither None nor zero."""
+    def keeps(self, name: str) -> bool:
+        """Return whether a gradient has its average, on this worker, which nobody set to zero."""
+        kept = self._averages[name].kept
+        return self._has_average(name) if kept is None else kept
+
+    def was_zero(self, name: str) -> bool:
+        """Return whether an average was zero on this worker by chance."""
+        return bool(self._averages[name].zero)
+
+    def _has_average(self, name: str) -> bool:
         gradient = self._parameters[name].grad
-        return bool(is_nonzero(gradient)) if self._reads_gradients else gradient is not None
+        if gradient is None or not self._knows_all:
+            return gradient is not None
+        return self.was_zero(name) or bool(is_nonzero(gradient))
 
     # Steps of optimizers
 
@@ -261,52 +294,49 @@ class Undo:
             undo = this()
             return undo and undo._before_step(optimizer, args, kwargs)
 
+        def last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            undo = this()
+            if undo and closure_of(args, kwargs) is None:
+                undo._mark(optimizer)
+
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             undo = this()
             if undo:
                 undo._after_step(optimizer)
 
         # A script may compile a whole step, but torch.compile cannot trace the hooks.
-        hooks = map(torch.compiler.disable, (before, after))
+        hooks = map(torch.compiler.disable, (before, after, last))
         self._end = until_collected(self, watch_steps(*hooks))
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
-        """Mark the averages that a step applies. With a closure, it is known after the step."""
+        """Prepare to see what a step applies. With a closure, this is known after the step."""
         if not any(p in self._names for group in param_groups(optimizer) for p in group["params"]):
             return None
         closure = closure_of(args, kwargs)
         self._marked.clear()
         if closure is None:
-            self._mark(optimizer)
             return None
         self._shown = {
             name
             for name, average in self._averages.items()
-            if not average.old and self._has_gradient(name)
+            if not average.old and self._has_average(name)
         }
+        first = [True]
 
         def counted() -> Any:
             self._closures += 1
             try:
                 return closure()
+            except BaseException:
+                if first:  # the step has applied nothing yet
+                    for name in self._shown & self._averages.keys():
+                        self._averages[name].excluded = True
+                raise
             finally:
                 self._closures -= 1
+                first.clear()
 
         return with_closure(args, kwargs, counted)
-
-    def _after_step(self, optimizer: Optimizer) -> None:
-        self._mark(optimizer)
-        for average in list(self._averages.values()):
-            average.old = True
-        self._marked.clear()
-
-    def skip_step(self) -> None:
-        """Record that the step under way applies nothing."""
-        for name, average in self._marked.items():
-            if name in self._averages:
-                average.unless.pop()
-            else:
-                self._averages[name] = average
 
     def _mark(self, optimizer: Optimizer) -> None:
         """Record that a step of an optimizer applies its averages, if nothing speaks against it."""
@@ -318,17 +348,36 @@ class Undo:
                 average = self._averages.get(name)
                 if average is None or average.excluded or gradient is None or name in self._marked:
                     continue
-                if overflow is None and not (
-                    self._reads_gradients and average.is_changed(gradient)
-                ):
-                    self._marked[name] = self._averages.pop(name)
+                if average.kept is False:
+                    continue
+                if overflow is None and not (self._knows_all and average.is_changed(gradient)):
+                    del self._averages[name]
                 else:
                     changed[name] = gradient
+                self._marked[name] = _Applied(average, parameter._version, gradient._version)
         for name, unless in self._unless(changed, overflow).items():
-            self._marked[name] = average = self._averages[name]
-            average.unless.append(unless)
+            self._averages[name].unless.append(unless)
         if changed and not next(iter(changed.values())).is_cuda:
             self._settle()
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        self._mark(optimizer)
+        for name, applied in self._marked.items():
+            if name not in self._averages and self._was_left_out(name, applied):
+                self._averages[name] = applied.average
+        for average in list(self._averages.values()):
+            average.old = True
+        self._marked.clear()
+
+    def _was_left_out(self, name: str, applied: _Applied) -> bool:
+        """Return whether a step has reset a gradient instead of updating the parameter."""
+        parameter = self._parameters[name]
+        gradient = parameter.grad
+        if parameter._version != applied.parameter:
+            return False
+        if gradient is None or gradient._version == applied.gradient or not self._knows_all:
+            return gradient is None
+        return not applied.average.zero and not is_nonzero(gradient)
 
     def _unless(
         self, gradients: Dict[str, torch.Tensor], overflow: Optional[torch.Tensor]
@@ -337,12 +386,15 @@ class Undo:
         if not gradients:
             return {}
         tensors = list(gradients.values())
-        if tensors[0].is_cuda and self._reads_gradients:
+        if tensors[0].is_cuda and self._knows_all:
             zeros = torch.stack(torch._foreach_norm(tensors, torch.inf)) == 0
-        elif self._reads_gradients:
+        elif self._knows_all:
             zeros = torch.tensor([not is_nonzero(tensor) for tensor in tensors], device="cpu")
         else:
             zeros = torch.zeros(len(tensors), dtype=torch.bool, device=tensors[0].device)
+        for number, name in enumerate(gradients):
+            if self._averages[name].zero is not None:
+                zeros[number] &= ~self._averages[name].zero.to(zeros.device)
         if overflow is not None:
             zeros = zeros | (overflow.to(zeros.device) != 0)
         values = gpu.copied_later(zeros)
