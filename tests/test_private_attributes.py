@@ -39,6 +39,7 @@ OF_OTHERS = {
     "torch/gates.py": {"_parameters"},
     "torch/gathering.py": {"_get_default_store"},
     "torch/groups.py": {"_device_types", "_get_backend"},
+    "torch/optimizer_hooks.py": {"_optimizer_step_pre_hooks"},
     "torch/rendezvous.py": {"_get_default_store"},
     "torch/single_tensors.py": {"_indices", "_values"},
     "torch/undo.py": {

@@ -201,10 +201,9 @@ class GradientSteps:
                 self.undo.exchanged(name for name in gradients if name not in job.unused)
             self._check(job, step)
             staged.finish(loss_scale)
+            drawn = {n: g for n, g in gradients.items() if compression.params[n].draws}
             with staged.queue():
-                self.undo.note_zeros(
-                    {n: gradients[n] for n in gradients if compression.params[n].draws}
-                )
+                self.undo.note_zeros(drawn)
             return job.unused
 
         future: Future[Collection[str]] = future_on(staged.device)

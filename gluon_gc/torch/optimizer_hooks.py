@@ -137,7 +137,8 @@ def watch_steps(
         register_after = optimizer.register_step_post_hook
     pairs = [(register_before, before), (register_after, after)]
     if last is not None:
-        pairs += [(register_before, _append_last), (_register_last, last)]
+        pairs += [(register_before, _append_last), (register_after, _pop_last)]
+        pairs += [(_register_last, last)]
     return partial(_remove, [register(hook) for register, hook in pairs if hook is not None])
 
 
@@ -155,6 +156,10 @@ def _append_last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     hooks = optimizer._optimizer_step_pre_hooks
     hooks.pop(_CALLS_LAST, None)
     hooks[_CALLS_LAST] = _call_last
+
+
+def _pop_last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    optimizer._optimizer_step_pre_hooks.pop(_CALLS_LAST, None)
 
 
 def _call_last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -5,6 +5,7 @@ the sum of the gradients that the optimizer has applied.
 """
 
 import contextlib
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -136,26 +137,31 @@ class ReturnsEarly(torch.optim.SGD):
         return self.zero_grad() if self.leaves_out else super().step(closure)
 
 
+@contextlib.contextmanager
+def resetting(optimizer, kind):
+    """Let a hook before the step set gradients to None or to zero."""
+
+    def hook(optimizer, args, kwargs):
+        if kind != "optimizer":
+            optimizer.zero_grad(set_to_none=kind == "none")
+
+    handle = optimizer.register_step_pre_hook(hook)
+    yield
+    handle.remove()
+
+
 def a_step_that_a_hook_or_the_optimizer_leaves_out():
     for kind in ("none", "zeros", "optimizer"):
         model, drained = Linear(a=40), Drained()
         optimizer = sgd(model, kind=ReturnsEarly)
         ddp, state = hooked(model, TOPK, optimizer)
-        leaves_out = False
-
-        def hook(optimizer, args, kwargs):
-            if leaves_out:
-                optimizer.zero_grad(set_to_none=kind == "none")
-
-        if kind != "optimizer":
-            optimizer.register_step_pre_hook(hook)
         for step in range(DRAINING):
-            leaves_out = step in LEFT_OUT
-            optimizer.leaves_out = leaves_out and kind == "optimizer"
+            optimizer.leaves_out = step in LEFT_OUT and kind == "optimizer"
             optimizer.zero_grad()
             ddp(a=drained.gradient(step)).backward()
-            optimizer.step()
-            if not leaves_out:
+            with resetting(optimizer, kind) if step in LEFT_OUT else contextlib.nullcontext():
+                optimizer.step()
+            if step not in LEFT_OUT:
                 drained.apply(step)
         drained.check(model.a, kind)
         state.close()
@@ -261,8 +267,8 @@ def an_error_in_a_closure_lets_its_step_apply_nothing():
     for step in range(DRAINING):
         for fails in ("before", "after") if step in LEFT_OUT else ():
             with contextlib.suppress(KeyError):
-                optimizer.step(lambda fails=fails: closure(step, fails))
-        optimizer.step(lambda: closure(step, ""))
+                optimizer.step(partial(closure, step, fails))
+        optimizer.step(partial(closure, step, ""))
         drained.apply(step)
     drained.check(model.a)
     state.close()
