@@ -25,7 +25,7 @@ IMPORTED += ["torch._dynamo", "torch.distributed.fsdp"]  # what an optimizer or 
 
 
 @lru_cache(maxsize=None)
-def _server(variables: frozenset) -> ForkServerContext:
+def server(variables: frozenset) -> ForkServerContext:
     """Return a context whose processes have imported IMPORTED with these environment variables."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
@@ -58,12 +58,12 @@ def run(
     timeout : float
         Seconds after which the workers are killed; then the result is -1.
     """
-    context = _server(frozenset(variables.items()))
+    context = server(frozenset(variables.items()))
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     sizes = {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
     processes = [
         context.Process(
-            target=_become,
+            target=_run,
             args=(
                 {**variables, **more, **meeting, **sizes, "RANK": str(i), "LOCAL_RANK": str(i)},
                 arguments,
@@ -90,8 +90,8 @@ def run(
             process.join()
 
 
-def _become(variables: Dict[str, str], arguments: List[str], log: str) -> None:
-    """Run a script as a newly started Python would."""
+def become(variables: Dict[str, str], log: str) -> None:
+    """Give a forked process its environment, and a file for what it prints."""
     die_with_parent()
     opened = os.open(log, os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
@@ -99,5 +99,10 @@ def _become(variables: Dict[str, str], arguments: List[str], log: str) -> None:
     os.close(opened)
     os.environ.clear()
     os.environ.update(variables)
+
+
+def _run(variables: Dict[str, str], arguments: List[str], log: str) -> None:
+    """Run a script as a newly started Python would."""
+    become(variables, log)
     sys.argv[:], sys.path[0] = arguments, str(Path(arguments[0]).parent)
     runpy.run_path(arguments[0], run_name="__main__")
