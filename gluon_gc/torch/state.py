@@ -29,6 +29,7 @@ from .gradient_steps import GradientSteps
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import unwrapped
 from .registration import require_hook
+from .scaler import if_enabled
 from .settings import (
     chosen_params,
     named,
@@ -88,7 +89,7 @@ class CompressionState:
         The scaler of the loss. Gradients are divided by its scale before compression, and the
         averages are multiplied by it again. Without it, a change of the scale is an error if there
         are residuals or momentum. Instead of on_nonfinite, the scaler then reacts to NaNs
-        and infinities: it skips the optimizer's step.
+        and infinities: it skips the optimizer's step. A disabled scaler has no effect.
 
     Attributes
     ----------
@@ -131,7 +132,7 @@ class CompressionState:
         grad_scaler: Optional[torch.amp.GradScaler] = None,
     ) -> None:
         require_on_nonfinite(on_nonfinite)
-        optimizer = unwrapped(optimizer)
+        optimizer, grad_scaler = unwrapped(optimizer), if_enabled(grad_scaler)
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is skipped")
         if optimizer is None:

@@ -282,6 +282,29 @@ def residuals_are_in_units_of_the_loss():
         raised(RuntimeError, said, lambda r=run_of: _drained_error(r, 4, passes=False))
 
 
+def a_disabled_scaler_leaves_nonfinite_gradients_to_compression():
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for way in ("with_hook", "with_optimizer"):
+        run = Run()
+        getattr(run, way)(LOSSLESS, grad_scaler=scaler)
+        said = "has a NaN or an infinity in step 1"
+        raised(RuntimeError, said, lambda run=run: _scaled(run, scaler, overflow=0))
+        run.state.close()
+        run = Run()
+        getattr(run, way)(LOSSLESS, grad_scaler=scaler, on_nonfinite="skip")
+        assert _scaled(run, scaler, overflow=2).isfinite().all()
+    from torch.distributed.fsdp import fully_shard
+
+    net = Linear()
+    fully_shard(net)
+    bps.compress_reduce_scatter(net, {"compressor": "bytegrad"}, grad_scaler=scaler)
+    loss = net(torch.full((16, 8), float("nan")))
+    raised(RuntimeError, "has a NaN or an infinity in step 1", scaler.scale(loss).backward)
+    inner = Run()
+    inner.with_optimizer({}, algorithm="local_steps", grad_scaler=scaler)
+    inner.train()
+
+
 # Optimizers whose step calls no hooks
 
 

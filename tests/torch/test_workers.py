@@ -82,6 +82,7 @@ OPTIMIZERS = (
     "fused_optimizers_with_a_scaler",
     "a_step_that_a_scaler_skips_moves_no_momentum",
     "residuals_are_in_units_of_the_loss",
+    "a_disabled_scaler_leaves_nonfinite_gradients_to_compression",
     "steps_that_call_no_hooks_are_skipped",
     "steps_that_call_no_hooks_are_averaged",
     "what_is_no_optimizer_is_refused",
