@@ -1362,6 +1362,24 @@ def weights_that_drift_apart_are_told():
             raised(RuntimeError, said, functools.partial(train_until_told, distributes, params))
 
 
+def memory_between_weights_may_differ():
+    memory = torch.full((90, 40), float(dist.get_rank()))
+    for model_of in (lambda net: net, DistributedDataParallel):
+        net = Net()
+        weight = memory[:, ::2]
+        weight.copy_(net.first.weight.detach())
+        net.first.weight = torch.nn.Parameter(weight)
+        model, optimizer = model_of(net), torch.optim.SGD(net.parameters(), lr=0.1)
+        if model is net:
+            bps.DistributedOptimizer(optimizer, net.named_parameters(), TOPK)
+            state = optimizer.compression_state
+        else:
+            state = bps.CompressionState(net.named_parameters(), TOPK, optimizer)
+            model.register_comm_hook(state, bps.compression_hook)
+        assert_alike(train(net, optimizer, model, range(10)))
+        state.close()
+
+
 def copies_say_what_they_are():
     net, optimizer, ddp, state = wrapped(ONEBIT)
     train(net, optimizer, ddp, range(2))

@@ -417,6 +417,18 @@ def steps_that_call_no_hooks_are_averaged():
         assert_alike(run.weights())
 
 
+def optimizers_may_broadcast_what_they_have_stepped():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def make(net):
+        return ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+
+    expected = Run(make).with_hook().train()
+    lossless = {**LOSSLESS, "momentum": None}
+    assert_close(Run(make).with_hook(lossless).train(), expected)
+    assert_close(Run(make).with_optimizer(lossless).train(), expected)
+
+
 def what_is_no_optimizer_is_refused():
     class Wrapper:
         def __init__(self, optimizer):

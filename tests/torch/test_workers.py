@@ -85,6 +85,7 @@ OPTIMIZERS = (
     "a_disabled_scaler_leaves_nonfinite_gradients_to_compression",
     "steps_that_call_no_hooks_are_skipped",
     "steps_that_call_no_hooks_are_averaged",
+    "optimizers_may_broadcast_what_they_have_stepped",
     "what_is_no_optimizer_is_refused",
 )
 DIFFERENCES = (
@@ -92,6 +93,7 @@ DIFFERENCES = (
     "checkpoints_that_differ_are_refused_by_all",
     "parameters_that_are_not_averaged_are_refused",
     "weights_that_drift_apart_are_told",
+    "memory_between_weights_may_differ",
     "copies_say_what_they_are",
     "closing_gives_momentum_back",
     "whole_numbers_of_numpy",
