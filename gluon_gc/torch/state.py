@@ -64,8 +64,8 @@ class CompressionState:
         `gluon_gc.compression.keys()` returns all keys. None: no compression. "auto" measures the
         network and all compressors in this constructor, which takes some seconds.
     optimizer : Optimizer, optional
-        The optimizer of these parameters, or Accelerate's or Lightning's wrapper of it. These
-        options use it:
+        The optimizer of these parameters, or Accelerate's or Lightning's wrapper of it. With
+        momentum or "skip", no other optimizer may step the parameters. These options use it:
 
         - "momentum" in compression_params: the compressor applies the momentum that the parameter
           groups have in each step. During the optimizer's step it is 0 there. The compressor "dgc"

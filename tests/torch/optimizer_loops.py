@@ -183,6 +183,51 @@ def momentum_of_a_plain_checkpoint_is_taken_over():
     half.state.close()
 
 
+# Several optimizers
+
+
+def _two_optimizers(net):
+    """Return an optimizer of the first two layers, and one of the last layer."""
+    first = [*net.first.parameters(), *net.second.parameters()]
+    options = dict(lr=0.1, momentum=0.9, nesterov=True)
+    return torch.optim.SGD(first, **options), torch.optim.SGD(net.last.parameters(), **options)
+
+
+def another_optimizer_must_not_step_what_has_momentum_or_is_skipped():
+    said = "parameter last.weight is stepped by another optimizer than that of its"
+    for params, more in ((LOSSLESS, {}), (DGC, {}), ({}, {"on_nonfinite": "skip"})):
+        run = Run(lambda net: _two_optimizers(net)[0]).with_hook(params, **more)
+        _, other = _two_optimizers(run.net)
+        other.step()  # without gradients
+        before = flat(run.net.last)
+        loss_of(run.model, 0).backward()
+        run.optimizer.step()
+        raised(RuntimeError, said, other.step)
+        assert torch.equal(flat(run.net.last), before)
+        run.optimizer.add_param_group({"params": run.net.last.parameters()})
+        run.steps(range(1, 3))
+        again = sgd(run.net)
+        loss_of(run.model, 3).backward()
+        raised(RuntimeError, "is stepped by another optimizer", again.step)
+        run.state.close()
+        again.step()
+
+
+def another_optimizer_may_step_what_has_no_momentum():
+    results = []
+    for params in (None, LOSSLESS):
+        run = Run(lambda net: _two_optimizers(net)[0])
+        run.with_hook(params, **({} if params is None else {"overrides": {"last.*": None}}))
+        _, other = _two_optimizers(run.net)
+        for step in range(STEPS):
+            run.net.zero_grad()
+            loss_of(run.model, step).backward()
+            run.optimizer.step()
+            other.step()
+        results.append(run.weights())
+    assert_close(*results)
+
+
 # Scaled losses
 
 

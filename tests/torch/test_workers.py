@@ -79,6 +79,8 @@ OPTIMIZERS = (
     "momentum_that_cannot_be_followed_is_refused",
     "a_checkpoint_continues_a_schedule_of_momentum",
     "momentum_of_a_plain_checkpoint_is_taken_over",
+    "another_optimizer_must_not_step_what_has_momentum_or_is_skipped",
+    "another_optimizer_may_step_what_has_no_momentum",
     "fused_optimizers_with_a_scaler",
     "a_step_that_a_scaler_skips_moves_no_momentum",
     "residuals_are_in_units_of_the_loss",
