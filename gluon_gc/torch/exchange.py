@@ -209,8 +209,8 @@ class Exchange:
             if chunk.coder is not None:
                 chunk.coder.set_momentum(mu)
 
-    def add_momentum(self, name: str, values: torch.Tensor) -> None:
-        """Add to the momentum of a tensor's sum over all workers. No job may be under way.
+    def replace_momentum(self, name: str, values: torch.Tensor) -> None:
+        """Replace the momentum of a tensor's sum over all workers. No job may be under way.
 
         `values` are flat, and the same on all workers. Each sender gets an equal share.
         """
@@ -218,7 +218,7 @@ class Exchange:
             senders = self.workers if chunk.local is None else self.machines.count
             if chunk.coder is not None and chunk.coder.codec.momentum:
                 part = values[chunk.piece.begin : chunk.piece.end].cpu().numpy()
-                chunk.coder.add_momentum(part / senders)
+                chunk.coder.replace_momentum(part / senders)
 
     # A step
 

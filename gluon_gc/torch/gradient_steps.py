@@ -178,9 +178,9 @@ class GradientSteps:
             compression.exchange.agree([("", taken)], "begin the first step")
         for name, buffer in buffers.items():
             if name in compression.without_momentum:
-                momentum.add(name, buffer)
+                momentum.replace(name, buffer)
             else:
-                compression.exchange.add_momentum(name, staging.flat(buffer))
+                compression.exchange.replace_momentum(name, staging.flat(buffer))
 
     def _current_rates(self) -> Dict[str, float]:
         """Return the learning rates of the optimizer's parameters, by name."""
