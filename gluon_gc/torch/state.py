@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
-from . import saving, stats
+from . import saving, single_averager, stats
 from .exchange import Exchange
 from .gradient_compression import GradientCompression
 from .gradient_steps import GradientSteps
@@ -139,6 +139,7 @@ class CompressionState:
             require_no_momentum(compression_params, *(overrides or {}).values())
         self.parameters, self._frozen, self.aliases = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
+        single_averager.require_single(self._names, single_averager.distributed)
         mu, nesterov = momentum_of(optimizer)
         requested, has_nesterov = chosen_params(
             self.parameters, compression_params, overrides, mu, nesterov, optimizer, self.aliases
@@ -160,6 +161,7 @@ class CompressionState:
             self.parameters, compression, optimizer, self.momentum, on_nonfinite, grad_scaler
         )
         self._hook_is_used = require_hook(self)
+        single_averager.states.add(self)
 
     @property
     def exchange(self) -> Exchange:

@@ -627,6 +627,30 @@ def a_second_state_must_not_take_the_momentum_again():
         state.close()
 
 
+def a_gradient_is_averaged_by_one_distributed_optimizer():
+    def state_under_ddp(net):
+        state = bps.CompressionState(net.named_parameters(), TOPK)
+        DistributedDataParallel(net).register_comm_hook(state, bps.compression_hook)
+        return state
+
+    def state_of_optimizer(net):
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        return bps.DistributedOptimizer(inner, net.named_parameters(), TOPK).compression_state
+
+    said = "averages the gradient of parameter first.weight: call close() of the earlier state"
+    for earlier, later in (
+        (state_of_optimizer, state_of_optimizer),
+        (state_of_optimizer, state_under_ddp),
+        (state_under_ddp, state_of_optimizer),
+    ):
+        net = Net()
+        state = earlier(net)
+        raised(ValueError, said, lambda later=later, net=net: later(net))
+        state.close()
+        later(net)  # which is dropped without close()
+        state_of_optimizer(net).close()
+
+
 def with_an_empty_shard(params):
     """A model whose second layer has one row, so one of the workers has no part of it."""
     from torch.distributed.fsdp import fully_shard

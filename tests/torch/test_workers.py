@@ -59,6 +59,7 @@ LOOPS = (
     "gradients_of_autograd_grad_change_nothing",
     "two_optimizers_may_be_given_all_names",
     "a_second_state_must_not_take_the_momentum_again",
+    "a_gradient_is_averaged_by_one_distributed_optimizer",
     "a_step_that_fails_is_started_anew",
     "an_error_that_one_worker_catches_is_noticed_by_all",
     "transfers_of_other_tensors_are_refused",
