@@ -66,7 +66,9 @@ class Momentum:
         if any(momentum.optimizer is optimizer for momentum in _in_use):
             raise ValueError(
                 "an earlier CompressionState applies the momentum of this optimizer: call its "
-                "close() first"
+                "close() first, or, if both shall compress, leave out 'momentum' (and use another "
+                "compressor than dgc), or put both models into one DistributedDataParallel with "
+                "one CompressionState"
             )
         for group in param_groups(optimizer):
             for key in ("dampening", "maximize"):

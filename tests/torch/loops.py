@@ -620,7 +620,7 @@ def a_second_state_must_not_take_the_momentum_again():
         train(net, optimizer, ddp, range(2))
         named = list(net.named_parameters())
         again = functools.partial(bps.CompressionState, named, params, optimizer)
-        raised(ValueError, "call its close() first", again)
+        raised(ValueError, "call its close() first, or, if both", again)
         state.close()
         state = again()
         assert state.momentum.mu == 0.9
@@ -1384,6 +1384,21 @@ def weights_that_drift_apart_are_told():
         for params in (TOPK, {}):
             said = "differ between worker 1 and other workers"
             raised(RuntimeError, said, functools.partial(train_until_told, distributes, params))
+
+
+def parameters_outside_of_ddp_are_told():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    inner = DistributedDataParallel(net.second)
+    state = bps.CompressionState(net.named_parameters(), TOPK, optimizer)
+    inner.register_comm_hook(state, bps.compression_hook)
+
+    def model(x):
+        return net.last(inner(net.first(x).relu()).relu())
+
+    said = "differ between worker 1 and other workers. Its gradient was never averaged: wrap"
+    raised(RuntimeError, said, lambda: train(net, optimizer, model, range(4)))
+    state.close()
 
 
 def memory_between_weights_may_differ():

@@ -96,6 +96,7 @@ DIFFERENCES = (
     "checkpoints_that_differ_are_refused_by_all",
     "parameters_that_are_not_averaged_are_refused",
     "weights_that_drift_apart_are_told",
+    "parameters_outside_of_ddp_are_told",
     "memory_between_weights_may_differ",
     "copies_say_what_they_are",
     "closing_gives_momentum_back",
