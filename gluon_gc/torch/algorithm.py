@@ -18,6 +18,7 @@ from ..algorithms.requirements import require_on_nonfinite
 from .algorithm_state import AlgorithmState, Overrides
 from .averager import checked_passes
 from .copies import Distributed, kind_of
+from .scaler import if_enabled
 
 
 class Stepping(Distributed):
@@ -80,7 +81,7 @@ def with_algorithm(
     `option_given`: see `AutomaticAlgorithm`. The other arguments are those of
     `DistributedOptimizer`.
     """
-    if grad_scaler is not None:
+    if if_enabled(grad_scaler) is not None:
         raise ValueError(
             f"grad_scaler is for gradients that are averaged: with algorithm {algorithm.name}, "
             "leave it out, and call the scaler's step() and update() as usual"

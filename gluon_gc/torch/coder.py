@@ -84,10 +84,10 @@ class Coder:
         """Whether the momentum array is multiplied by mu already: dgc's form of Nesterov's."""
         return self.codec.traits.accumulates and self._params.nesterov
 
-    def add_momentum(self, values: np.ndarray) -> None:
-        """Add values, shape (n,), to the momentum."""
+    def replace_momentum(self, values: np.ndarray) -> None:
+        """Continue with these values, shape (n,), as the momentum."""
         state = self._in_host_memory(self._now)
-        state.momentum[:] += values * (self._params.mu if self._momentum_has_mu else 1)
+        state.momentum[:] = values * (self._params.mu if self._momentum_has_mu else 1)
         self._write(state)
 
     @property

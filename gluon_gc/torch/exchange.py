@@ -14,7 +14,18 @@ from __future__ import annotations
 import itertools
 import weakref
 from functools import partial
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import torch
 import torch.distributed as dist
@@ -76,7 +87,8 @@ class Exchange:
         self.transfers = Transfers(self._groups, ranks, self.machines, self._of_tensor.__getitem__)
         stages = STAGES[1:-1] if self.machines is None else STAGES
         self._names: Dict[int, str] = {}  # of parameters, by their numbers in samples of weights
-        done = partial(self._done, self._names)
+        self._unused: Set[str] = set()  # tensors that were never exchanged
+        done = partial(self._done, self._names, self._unused)
         self._pipeline = Pipeline(stages, done, self._failed, self.transfers.broken)
         self._numbers = itertools.count()
         self._loads = [0] * self.workers
@@ -148,6 +160,7 @@ class Exchange:
         for tensor, chunks in cut:
             name = tensor.plan.name
             self._tensors[name], self._names[1 + tensor.plan.index] = tensor, name
+            self._unused.add(name)
             self._of_tensor[name] = [
                 self._exchanged_chunk(tensor, chunk, name in over_nccl) for chunk in chunks
             ]
@@ -209,8 +222,8 @@ class Exchange:
             if chunk.coder is not None:
                 chunk.coder.set_momentum(mu)
 
-    def add_momentum(self, name: str, values: torch.Tensor) -> None:
-        """Add to the momentum of a tensor's sum over all workers. No job may be under way.
+    def replace_momentum(self, name: str, values: torch.Tensor) -> None:
+        """Replace the momentum of a tensor's sum over all workers. No job may be under way.
 
         `values` are flat, and the same on all workers. Each sender gets an equal share.
         """
@@ -218,7 +231,7 @@ class Exchange:
             senders = self.workers if chunk.local is None else self.machines.count
             if chunk.coder is not None and chunk.coder.codec.momentum:
                 part = values[chunk.piece.begin : chunk.piece.end].cpu().numpy()
-                chunk.coder.add_momentum(part / senders)
+                chunk.coder.replace_momentum(part / senders)
 
     # A step
 
@@ -233,6 +246,7 @@ class Exchange:
                     f"tensor '{name}' is on {job.staged.device}, but was on {declared_device} "
                     "when its compression was set up"
                 )
+        self._unused.difference_update(names)
         job.number = next(self._numbers)
         transfers = self.transfers.of(names)
         job.transfers = len(transfers)
@@ -244,6 +258,7 @@ class Exchange:
     def start_sparse(self, job: SparseJob) -> None:
         """Start to average a sparse tensor."""
         self.require_open()
+        self._unused.discard(job.name)
         job.number, job.transfers = next(self._numbers), 1
         self._pipeline.put(Item(self.transfers.of_sparse(job.name), job))
 
@@ -269,11 +284,11 @@ class Exchange:
             self._release()
 
     @staticmethod
-    def _done(names: Mapping[int, str], item: Item) -> None:
+    def _done(names: Mapping[int, str], unused: Collection[str], item: Item) -> None:
         job = item.job
         job.transfers -= 1
         if not job.transfers:
-            problem = header.problem(job.outcome, names)
+            problem = header.problem(job.outcome, names, unused)
             _finish(job, RuntimeError(problem) if problem else None)
 
     @staticmethod

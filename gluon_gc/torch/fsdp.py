@@ -12,7 +12,7 @@ from ..compression import CompressionParams
 from . import groups
 from .all_gather import AllGather
 from .reduce_scatter import ReduceScatter
-from .scaler import ScaleWatch
+from .scaler import ScaleWatch, if_enabled
 from .settings import chosen_params, named, require_optimizer
 from .sharded_compression import ShardedCompression
 from .shards import Shards
@@ -62,7 +62,7 @@ def compress_reduce_scatter(
     grad_scaler : torch.amp.GradScaler, optional
         The scaler of the loss. Gradients are divided by its scale before compression, and the sums
         are multiplied by it again. Instead of on_nonfinite, the scaler then reacts to NaNs and
-        infinities: it skips the optimizer's step.
+        infinities: it skips the optimizer's step. A disabled scaler has no effect.
 
     Returns
     -------
@@ -86,6 +86,7 @@ def compress_reduce_scatter(
     _require_hook("set_custom_reduce_scatter", function)
     if on_nonfinite not in ("raise", "propagate"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
+    grad_scaler = if_enabled(grad_scaler)
     if grad_scaler is not None:
         on_nonfinite = "propagate"
     parameters, frozen, _ = named(model.named_parameters())

@@ -15,6 +15,7 @@ from .gradient_compression import GradientCompression
 from .job import Job, future_on, resolving
 from .momentum import Momentum
 from .optimizer_hooks import around_update, param_groups, weakly
+from .other_optimizers import OtherOptimizers
 from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
 from .sparse import SparseJob
@@ -77,6 +78,10 @@ class GradientSteps:
         self._nonfinite: List[str] = []  # names of parameters, in the last step
         self._stamp = header.SAME
         self._continued: Set[str] = set()  # names whose last average is in the gradients
+        skips = self._on_nonfinite == "skip"
+        self._others: Optional[OtherOptimizers] = None
+        if momentum is not None or skips:
+            self._others = OtherOptimizers(self._names, compression, optimizer, skips)
         self.undo = Undo(parameters, self._take_back)
         self.weight_check = WeightCheck(parameters)
         self._made: Set[str] = set()  # computed by backward since they were last averaged
@@ -140,6 +145,8 @@ class GradientSteps:
             )
         if self._momentum is not None:
             self._follow(self._momentum)
+        if self._others is not None:
+            self._others.begin()
         self._nonfinite, self._ratios = [], {}
         if not self._continued:
             self.count += 1
@@ -171,9 +178,9 @@ class GradientSteps:
             compression.exchange.agree([("", taken)], "begin the first step")
         for name, buffer in buffers.items():
             if name in compression.without_momentum:
-                momentum.add(name, buffer)
+                momentum.replace(name, buffer)
             else:
-                compression.exchange.add_momentum(name, staging.flat(buffer))
+                compression.exchange.replace_momentum(name, staging.flat(buffer))
 
     def _current_rates(self) -> Dict[str, float]:
         """Return the learning rates of the optimizer's parameters, by name."""
@@ -307,6 +314,8 @@ class GradientSteps:
                 self._scale_watch.close()
             if self._momentum is not None:
                 self._momentum.give_back()
+            if self._others is not None:
+                self._others.close()
             self.undo.close()
             self.weight_check.close()
             self.compression.exchange.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from types import MappingProxyType
-from typing import Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Collection, Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -29,8 +29,13 @@ _PROBLEMS = {
     2: "worker {} has applied other averages than other workers",
     3: "the learning rates of worker {} differ from those of other workers",
     4: "worker {} exchanges other tensors than other workers",
-    5: "the weights of parameter {1} differ between worker {0} and other workers. " + ADVICE,
+    5: "the weights of parameter {1} differ between worker {0} and other workers. {2}",
 }
+_UNUSED = (
+    "Its gradient was never averaged: wrap the module that has it in DistributedDataParallel, "
+    "together with the rest of the model. If the weights may differ, do not pass the parameter to "
+    "CompressionState"
+)
 _OUT_OF_STEP, _OTHER_TENSORS, _OTHER_WEIGHTS = 1, 4, 5
 _TENSORS = 3  # the column of `Stamp.tensors`
 _BROKEN = 2**32 - 1  # as `tensors`: the stamp is an outcome
@@ -179,10 +184,17 @@ def require_in_step(outcome: Stamp) -> None:
         raise OutOfStepError(outcome)
 
 
-def problem(outcome: Stamp, names: Mapping[int, str] = MappingProxyType({})) -> str:
+def problem(
+    outcome: Stamp,
+    names: Mapping[int, str] = MappingProxyType({}),
+    unused: Collection[str] = (),
+) -> str:
     """Return an error message for an outcome; empty if the stamps were equal.
 
-    `names` has the names of parameters by their numbers in samples.
+    `names` has the names of parameters by their numbers in samples. The parameters in `unused` were
+    never exchanged.
     """
     kind, rank, number, *_ = outcome
-    return "" if outcome == SAME else _PROBLEMS[kind].format(rank, names.get(number))
+    name = names.get(number)
+    advice = _UNUSED if name in unused else ADVICE
+    return "" if outcome == SAME else _PROBLEMS[kind].format(rank, name, advice)

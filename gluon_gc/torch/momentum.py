@@ -66,7 +66,9 @@ class Momentum:
         if any(momentum.optimizer is optimizer for momentum in _in_use):
             raise ValueError(
                 "an earlier CompressionState applies the momentum of this optimizer: call its "
-                "close() first"
+                "close() first, or, if both shall compress, leave out 'momentum' (and use another "
+                "compressor than dgc), or put both models into one DistributedDataParallel with "
+                "one CompressionState"
             )
         for group in param_groups(optimizer):
             for key in ("dampening", "maximize"):
@@ -114,8 +116,8 @@ class Momentum:
     ) -> Optional[Dict[str, torch.Tensor]]:
         """Take over the momentum that the optimizer has applied itself so far, by parameter name.
 
-        It is there after a plain checkpoint was loaded. None: nothing was loaded since the last
-        call.
+        It is there after a plain checkpoint was loaded, and contains the weight decay's part. It
+        replaces all other momentum of the parameter. None: nothing was loaded since the last call.
         """
         if not self._loaded:
             return None
@@ -124,11 +126,12 @@ class Momentum:
             buffer = self.optimizer.state.get(parameter, {}).pop(_BUFFER, None)
             if buffer is not None:
                 buffers[name] = buffer
+                self.state["weight_decay"].pop(name, None)
         return buffers
 
-    def add(self, name: str, buffer: torch.Tensor) -> None:
-        """Add to the momentum of a parameter whose gradient is sent uncompressed."""
-        self._of("gradient", name, buffer).add_(buffer)
+    def replace(self, name: str, buffer: torch.Tensor) -> None:
+        """Replace the momentum of a parameter whose gradient is sent uncompressed."""
+        self._of("gradient", name, buffer).copy_(buffer)
 
     def give_back(self) -> None:
         """Let the optimizer apply its own momentum again."""

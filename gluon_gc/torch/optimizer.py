@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from .. import algorithms
 from ..options import is_whole
+from . import single_averager
 from .algorithm import with_algorithm
 from .averager import Averager, checked_passes
 from .compression import Compression, params_of
@@ -160,7 +161,9 @@ def DistributedOptimizer(
         return given
     stepped = set(stepped)
     own = [(name, p) for name, p in named if p in stepped or not p.requires_grad]
+    single_averager.require_single(stepped, single_averager.states)
     state = CompressionState(own, params, optimizer, **options)
+    single_averager.distributed.add(state)
     state.needs_no_hook()
     optimizer.__class__ = type(kind.__name__, (Averaging, kind), {})
     optimizer._averager = Averager(optimizer, passes, state)

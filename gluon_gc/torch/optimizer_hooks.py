@@ -12,7 +12,6 @@ from typing import (
     Collection,
     Dict,
     Iterable,
-    Iterator,
     List,
     Mapping,
     Optional,
@@ -68,6 +67,15 @@ def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> N
                     f"{number} is not averaged: it was added, or unfrozen, after "
                     "DistributedOptimizer was made"
                 )
+
+
+def contained(optimizer: Optimizer) -> List[Optimizer]:
+    """Return an optimizer, the optimizers in its attributes, those in theirs, and so on."""
+    found = [optimizer]
+    for each in found:
+        values = vars(each).values()
+        found += [v for v in values if isinstance(v, Optimizer) and v not in found]
+    return found
 
 
 def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Optional[Callable[[], Any]]:
@@ -252,7 +260,12 @@ def around_update(
 
     # A script may compile a whole step, but torch.compile cannot trace the hooks.
     hooks = tuple(map(torch.compiler.disable, (begins, ends)))
-    optimizers = list(_with_bases(optimizer))
+    groups = set(map(id, param_groups(optimizer)))
+    optimizers = [
+        each
+        for each in contained(optimizer)
+        if each is optimizer or groups.intersection(map(id, param_groups(each)))
+    ]
     removals = [watch_steps(*hooks, optimizer=each) for each in optimizers]
     unscaling = [vars(each) for each in optimizers if vars(each).get(_UNSCALES)]
     for contents in unscaling:
@@ -265,12 +278,3 @@ def around_update(
             contents[_UNSCALES] = True
 
     return undo
-
-
-def _with_bases(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """Yield an optimizer, and the optimizers in its attributes that share its parameter groups."""
-    yield optimizer
-    groups = set(map(id, param_groups(optimizer)))
-    for base in vars(optimizer).values():
-        if isinstance(base, Optimizer) and groups.intersection(map(id, param_groups(base))):
-            yield from _with_bases(base)

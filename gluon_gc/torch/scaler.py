@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import weakref
 from functools import lru_cache, wraps
-from typing import Any, Iterable, Tuple
+from typing import Any, Iterable, Optional, Tuple
 
 import torch
 from torch.optim import Optimizer
 
 from .optimizer_hooks import param_groups
+
+
+def if_enabled(scaler: Optional[torch.amp.GradScaler]) -> Optional[torch.amp.GradScaler]:
+    """Return a scaler, or None if it is disabled. A disabled one neither scales nor skips steps."""
+    return scaler if scaler is not None and scaler.is_enabled() else None
 
 
 class _Unscale:

@@ -22,13 +22,14 @@ from torch.optim import Optimizer
 
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
-from . import saving, stats
+from . import saving, single_averager, stats
 from .exchange import Exchange
 from .gradient_compression import GradientCompression
 from .gradient_steps import GradientSteps
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import unwrapped
 from .registration import require_hook
+from .scaler import if_enabled
 from .settings import (
     chosen_params,
     named,
@@ -63,8 +64,8 @@ class CompressionState:
         `gluon_gc.compression.keys()` returns all keys. None: no compression. "auto" measures the
         network and all compressors in this constructor, which takes some seconds.
     optimizer : Optimizer, optional
-        The optimizer of these parameters, or Accelerate's or Lightning's wrapper of it. These
-        options use it:
+        The optimizer of these parameters, or Accelerate's or Lightning's wrapper of it. With
+        momentum or "skip", no other optimizer may step the parameters. These options use it:
 
         - "momentum" in compression_params: the compressor applies the momentum that the parameter
           groups have in each step. During the optimizer's step it is 0 there. The compressor "dgc"
@@ -88,7 +89,7 @@ class CompressionState:
         The scaler of the loss. Gradients are divided by its scale before compression, and the
         averages are multiplied by it again. Without it, a change of the scale is an error if there
         are residuals or momentum. Instead of on_nonfinite, the scaler then reacts to NaNs
-        and infinities: it skips the optimizer's step.
+        and infinities: it skips the optimizer's step. A disabled scaler has no effect.
 
     Attributes
     ----------
@@ -131,13 +132,14 @@ class CompressionState:
         grad_scaler: Optional[torch.amp.GradScaler] = None,
     ) -> None:
         require_on_nonfinite(on_nonfinite)
-        optimizer = unwrapped(optimizer)
+        optimizer, grad_scaler = unwrapped(optimizer), if_enabled(grad_scaler)
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is skipped")
         if optimizer is None:
             require_no_momentum(compression_params, *(overrides or {}).values())
         self.parameters, self._frozen, self.aliases = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
+        single_averager.require_single(self._names, single_averager.distributed)
         mu, nesterov = momentum_of(optimizer)
         requested, has_nesterov = chosen_params(
             self.parameters, compression_params, overrides, mu, nesterov, optimizer, self.aliases
@@ -159,6 +161,7 @@ class CompressionState:
             self.parameters, compression, optimizer, self.momentum, on_nonfinite, grad_scaler
         )
         self._hook_is_used = require_hook(self)
+        single_averager.states.add(self)
 
     @property
     def exchange(self) -> Exchange:

@@ -32,6 +32,9 @@ class WeightSample(NamedTuple):
 class WeightCheck:
     """Samples the weights after an optimizer has applied averages.
 
+    ZeroRedundancyOptimizer calls the step of another optimizer, and broadcasts the weights after
+    it. So the sample is taken after the outermost step.
+
     At other times weights need not be equal: a script may change them for a while, as
     sharpness-aware minimization does for a second backward pass.
 
@@ -49,14 +52,24 @@ class WeightCheck:
         self._step, self._averaged = 0, False
         self._read: Callable[[], Optional[torch.Tensor]] = lambda: None
         self._number = 0
+        self._outermost: Callable[[], Optional[Optimizer]] = lambda: None  # whose step runs
         this = weakref.ref(self)
+
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            check = this()
+            if check is not None and check._outermost() is None:
+                check._outermost = weakref.ref(optimizer)
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             check = this()
-            if check is not None and check._averaged:
-                check._after_step(optimizer)
+            if check is not None and check._outermost() is optimizer:
+                check._outermost = lambda: None
+                if check._averaged:
+                    check._after_step(optimizer)
 
-        self.close = until_collected(self, watch_steps(after=torch.compiler.disable(after)))
+        # A script may compile a whole step, but torch.compile cannot trace the hooks.
+        hooks = map(torch.compiler.disable, (before, after))
+        self.close = until_collected(self, watch_steps(*hooks))
 
     def begin(self) -> WeightSample:
         """Begin a step, and return the last sample."""
@@ -75,5 +88,5 @@ class WeightCheck:
         sample = weight_samples.sample(self._step, self._sizes)
         self._number, parameter = self._numbered[sample.parameter]
         values = staging.as_real(parameter.detach())
-        first, size = values.storage_offset() + sample.begin, sample.end - sample.begin
-        self._read = gpu.copied_later(values.as_strided((size,), (1,), first).float().clone())
+        elements = torch.arange(sample.begin, sample.end, device=values.device)
+        self._read = gpu.copied_later(values.take(elements).float())

@@ -620,11 +620,35 @@ def a_second_state_must_not_take_the_momentum_again():
         train(net, optimizer, ddp, range(2))
         named = list(net.named_parameters())
         again = functools.partial(bps.CompressionState, named, params, optimizer)
-        raised(ValueError, "call its close() first", again)
+        raised(ValueError, "call its close() first, or, if both", again)
         state.close()
         state = again()
         assert state.momentum.mu == 0.9
         state.close()
+
+
+def a_gradient_is_averaged_by_one_distributed_optimizer():
+    def state_under_ddp(net):
+        state = bps.CompressionState(net.named_parameters(), TOPK)
+        DistributedDataParallel(net).register_comm_hook(state, bps.compression_hook)
+        return state
+
+    def state_of_optimizer(net):
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        return bps.DistributedOptimizer(inner, net.named_parameters(), TOPK).compression_state
+
+    said = "averages the gradient of parameter first.weight: call close() of the earlier state"
+    for earlier, later in (
+        (state_of_optimizer, state_of_optimizer),
+        (state_of_optimizer, state_under_ddp),
+        (state_under_ddp, state_of_optimizer),
+    ):
+        net = Net()
+        state = earlier(net)
+        raised(ValueError, said, lambda later=later, net=net: later(net))
+        state.close()
+        later(net)  # which is dropped without close()
+        state_of_optimizer(net).close()
 
 
 def with_an_empty_shard(params):
@@ -1360,6 +1384,39 @@ def weights_that_drift_apart_are_told():
         for params in (TOPK, {}):
             said = "differ between worker 1 and other workers"
             raised(RuntimeError, said, functools.partial(train_until_told, distributes, params))
+
+
+def parameters_outside_of_ddp_are_told():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    inner = DistributedDataParallel(net.second)
+    state = bps.CompressionState(net.named_parameters(), TOPK, optimizer)
+    inner.register_comm_hook(state, bps.compression_hook)
+
+    def model(x):
+        return net.last(inner(net.first(x).relu()).relu())
+
+    said = "differ between worker 1 and other workers. Its gradient was never averaged: wrap"
+    raised(RuntimeError, said, lambda: train(net, optimizer, model, range(4)))
+    state.close()
+
+
+def memory_between_weights_may_differ():
+    memory = torch.full((90, 40), float(dist.get_rank()))
+    for model_of in (lambda net: net, DistributedDataParallel):
+        net = Net()
+        weight = memory[:, ::2]
+        weight.copy_(net.first.weight.detach())
+        net.first.weight = torch.nn.Parameter(weight)
+        model, optimizer = model_of(net), torch.optim.SGD(net.parameters(), lr=0.1)
+        if model is net:
+            bps.DistributedOptimizer(optimizer, net.named_parameters(), TOPK)
+            state = optimizer.compression_state
+        else:
+            state = bps.CompressionState(net.named_parameters(), TOPK, optimizer)
+            model.register_comm_hook(state, bps.compression_hook)
+        assert_alike(train(net, optimizer, model, range(10)))
+        state.close()
 
 
 def copies_say_what_they_are():

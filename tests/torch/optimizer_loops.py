@@ -174,6 +174,9 @@ def momentum_of_a_plain_checkpoint_is_taken_over():
             assert_close(after.train(), expected, atol)
             own = Run(make).load(saved).with_optimizer(params, overrides=overrides)
             assert_close(own.train(), expected, atol)
+            later = Run(make).with_hook(params, overrides=overrides)
+            later.steps(range(3))
+            assert_close(later.load(saved).train(), expected, atol)
     first = Run().with_hook()
     first.train()
     half = Run().with_hook(LOSSLESS)
@@ -181,6 +184,51 @@ def momentum_of_a_plain_checkpoint_is_taken_over():
         half.load((first.net.state_dict(), first.optimizer.state_dict()))
     raised(RuntimeError, "with momentum in the optimizer's state", half.train)
     half.state.close()
+
+
+# Several optimizers
+
+
+def _two_optimizers(net):
+    """Return an optimizer of the first two layers, and one of the last layer."""
+    first = [*net.first.parameters(), *net.second.parameters()]
+    options = dict(lr=0.1, momentum=0.9, nesterov=True)
+    return torch.optim.SGD(first, **options), torch.optim.SGD(net.last.parameters(), **options)
+
+
+def another_optimizer_must_not_step_what_has_momentum_or_is_skipped():
+    said = "parameter last.weight is stepped by another optimizer than that of its"
+    for params, more in ((LOSSLESS, {}), (DGC, {}), ({}, {"on_nonfinite": "skip"})):
+        run = Run(lambda net: _two_optimizers(net)[0]).with_hook(params, **more)
+        _, other = _two_optimizers(run.net)
+        other.step()  # without gradients
+        before = flat(run.net.last)
+        loss_of(run.model, 0).backward()
+        run.optimizer.step()
+        raised(RuntimeError, said, other.step)
+        assert torch.equal(flat(run.net.last), before)
+        run.optimizer.add_param_group({"params": run.net.last.parameters()})
+        run.steps(range(1, 3))
+        again = sgd(run.net)
+        loss_of(run.model, 3).backward()
+        raised(RuntimeError, "is stepped by another optimizer", again.step)
+        run.state.close()
+        again.step()
+
+
+def another_optimizer_may_step_what_has_no_momentum():
+    results = []
+    for params in (None, LOSSLESS):
+        run = Run(lambda net: _two_optimizers(net)[0])
+        run.with_hook(params, **({} if params is None else {"overrides": {"last.*": None}}))
+        _, other = _two_optimizers(run.net)
+        for step in range(STEPS):
+            run.net.zero_grad()
+            loss_of(run.model, step).backward()
+            run.optimizer.step()
+            other.step()
+        results.append(run.weights())
+    assert_close(*results)
 
 
 # Scaled losses
@@ -280,6 +328,29 @@ def residuals_are_in_units_of_the_loss():
         said = "has changed from 64.0 to 128.0, but residuals and momentum are in units of the "
         said += f"old one: pass grad_scaler to {function}"
         raised(RuntimeError, said, lambda r=run_of: _drained_error(r, 4, passes=False))
+
+
+def a_disabled_scaler_leaves_nonfinite_gradients_to_compression():
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for way in ("with_hook", "with_optimizer"):
+        run = Run()
+        getattr(run, way)(LOSSLESS, grad_scaler=scaler)
+        said = "has a NaN or an infinity in step 1"
+        raised(RuntimeError, said, lambda run=run: _scaled(run, scaler, overflow=0))
+        run.state.close()
+        run = Run()
+        getattr(run, way)(LOSSLESS, grad_scaler=scaler, on_nonfinite="skip")
+        assert _scaled(run, scaler, overflow=2).isfinite().all()
+    from torch.distributed.fsdp import fully_shard
+
+    net = Linear()
+    fully_shard(net)
+    bps.compress_reduce_scatter(net, {"compressor": "bytegrad"}, grad_scaler=scaler)
+    loss = net(torch.full((16, 8), float("nan")))
+    raised(RuntimeError, "has a NaN or an infinity in step 1", scaler.scale(loss).backward)
+    inner = Run()
+    inner.with_optimizer({}, algorithm="local_steps", grad_scaler=scaler)
+    inner.train()
 
 
 # Optimizers whose step calls no hooks
@@ -392,6 +463,18 @@ def steps_that_call_no_hooks_are_averaged():
             step()
             scheduler.step()
         assert_alike(run.weights())
+
+
+def optimizers_may_broadcast_what_they_have_stepped():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def make(net):
+        return ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+
+    expected = Run(make).with_hook().train()
+    lossless = {**LOSSLESS, "momentum": None}
+    assert_close(Run(make).with_hook(lossless).train(), expected)
+    assert_close(Run(make).with_optimizer(lossless).train(), expected)
 
 
 def what_is_no_optimizer_is_refused():

@@ -99,7 +99,9 @@ class Loop:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=loop["scaler"])
         overrides = {"b": None} if loop["uncompressed"] else {}
         params = COMPRESSORS[loop["compressor"]]
-        handling = {"grad_scaler": self.scaler} if loop["scaler"] else {"on_nonfinite": "skip"}
+        handling = {"on_nonfinite": "skip"} if self.single else {}
+        if loop["scaler"]:
+            handling = {"grad_scaler": self.scaler}
         self.states, self.runs = [], []
         if self.distributed:
             for names, optimizer in self.optimizers.items():
