@@ -197,6 +197,93 @@ def test_adding_gradients_are_taken_back_if_the_script_says_so():
     assert_same(train(1), train(0))
 
 
+def test_an_error_in_the_block_is_no_reason_to_keep_an_adding_gradients_exchange():
+    def train(extra):
+        params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag", grad_req="add")
+        for step in range(3):
+            if extra:
+                backward(params, gradients(step + 10, SHAPES))
+                with pytest.raises(KeyError), trainer.not_applied():
+                    trainer.allreduce_grads(1)
+                    raise KeyError
+            for param in params:
+                param.zero_grad()
+            backward(params, gradients(step, SHAPES))
+            trainer.step(1)
+        return state_of(params, trainer)
+
+    assert_same(train(True), train(False))
+
+
+@mx.optimizer.register
+class Refusing(mx.optimizer.SGD):
+    """SGD that raises an error in an update if `refuses` is set."""
+
+    refuses = False
+
+    def update_multi_precision(self, *args):
+        if self.refuses:
+            raise ArithmeticError("too large")
+        super().update_multi_precision(*args)
+
+
+def refuse(params, trainer, number, *calls):
+    """Make a step whose update raises."""
+    backward(params, gradients(number, SHAPES))
+    trainer.optimizer.refuses = True
+    with pytest.raises(ArithmeticError):
+        for call in calls:
+            getattr(trainer, call)(1)
+    trainer.optimizer.refuses = False
+
+
+TOPK = {"compressor": "topk", "k": 0.3, "ef": "vanilla"}
+
+
+@pytest.mark.parametrize(
+    "calls, on_nonfinite", [(["step"], "skip"), (["allreduce_grads", "update"], "raise")]
+)
+def test_a_step_whose_update_raises_is_taken_back(calls, on_nonfinite):
+    def train(extra):
+        more = dict(optimizer="refusing", on_nonfinite=on_nonfinite)
+        params, trainer = make(SHAPES, {"learning_rate": 0.1}, TOPK, **more)
+        for step in range(4):
+            if extra and step == 2:
+                refuse(params, trainer, 10, *calls)
+            backward(params, gradients(step, SHAPES))
+            trainer.step(1)
+        return state_of(params, trainer)
+
+    assert_same(train(True), train(False))
+
+
+def test_if_it_cannot_be_taken_back_the_script_says_how_it_goes_on():
+    def train(extra):
+        params, trainer = make(SHAPES, {"learning_rate": 0.1}, TOPK, optimizer="refusing")
+        for step in range(4):
+            if extra and step == 2:
+                refuse(params, trainer, step, "step")
+                for _ in range(2):
+                    backward(params, gradients(step + 1, SHAPES))
+                    with pytest.raises(RuntimeError, match=r"call trainer.applied\(\) on all work"):
+                        trainer.step(1)
+                trainer.applied()
+                continue
+            backward(params, gradients(step, SHAPES))
+            trainer.step(1)
+        return {name: a for name, a in state_of(params, trainer).items() if "weight" not in name}
+
+    assert_same(train(True), train(False))
+
+
+def test_an_update_that_raises_is_no_error_where_an_exchange_leaves_no_trace():
+    params, trainer = make(SHAPES, {"learning_rate": 0.1}, None, optimizer="refusing")
+    refuse(params, trainer, 0, "step")
+    backward(params, gradients(1, SHAPES))
+    trainer.step(1)
+    assert trainer._averaging.steps == 1
+
+
 def test_a_script_that_applies_averages_itself_says_so(logged):
     def train(says):
         params, trainer = make([(90,)], {"learning_rate": 1.0}, {**ONEBIT, "momentum": None})

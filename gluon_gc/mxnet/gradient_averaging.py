@@ -18,6 +18,7 @@ from ..plan import applies_momentum, travels_compressed
 from . import freshness
 from .amp import AgreedLossScaler
 from .automatic import Automatic, of_root, saved_compressions
+from .averages import Averages
 from .averaging import Averaging, Update
 from .dropped import withdraw_dropped
 from .exchange import Exchange
@@ -58,12 +59,10 @@ class GradientAveraging(Averaging):
         self._momentum_after: Set[int] = set()  # indices whose compressor applies none
         self._stateful: Set[int] = set()  # indices to declare even if they are frozen
         self._nonfinite = 0  # the number of averages so far that were not finite
-        self._skipped = False  # whether the last step is left out
-        self._stale = ""  # the parameter of the first stale gradient that the last step averaged
         self._undo = Undo(self.learning_rates, momentum)
         if self._on_nonfinite == "skip":
             self._undo.need()
-        self._has_averages = False  # whether there are averages that no update has applied
+        self._averages: Optional[Averages] = None  # that are neither applied nor taken back
         self._not_applied = False  # whether averages are taken back in any case
         self._ever_applied = False
         self._warned_of_unapplied = False
@@ -73,7 +72,7 @@ class GradientAveraging(Averaging):
         self._use(exchange)
         self._stateful = {i for i, _ in self.tensors} if goes_on else set()
         self.tensors.clear()
-        self._undo.applied()
+        self._drop()
         self._undo.channels_changed()
         self._nonfinite = 0
         self._momentum_after.clear()
@@ -123,8 +122,8 @@ class GradientAveraging(Averaging):
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
-        self._average(optimizer, scale, ignore_stale_grad, scaler)
-        self.apply(update, 1.0, ignore_stale_grad)
+        self._average(optimizer, scale, ignore_stale_grad, scaler, checks_weights=True)
+        self._apply(update, 1.0, ignore_stale_grad)
 
     def average(
         self,
@@ -146,12 +145,16 @@ class GradientAveraging(Averaging):
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
+        checks_weights: bool = False,
     ) -> None:
-        """Exchange the gradients, and take the exchange back if the step is left out."""
+        """Exchange the gradients, and take the exchange back if the step is left out.
+
+        `checks_weights`: the update follows at once, so weights must be equal now.
+        """
         if self._momentum is not None:
             require_outside(optimizer)  # load_states may have replaced it
             require_unchanged(optimizer, self._momentum.mu)
-        self._leave_out_unapplied()
+        self.leave_out_unapplied()
         shared = {
             "algorithm": None,
             "ignore_stale_grad": bool(ignore_stale_grad),
@@ -161,9 +164,11 @@ class GradientAveraging(Averaging):
         about = [("the trainer", shared)]
         indices = self._to_exchange(ignore_stale_grad, about)
         if scaler is not None and scaler.check([self._params[i] for i in indices], about):
-            self._skipped = True  # all workers skip, because the check is collective
+            self._averages = Averages(skipped=True)  # on all workers: the check is collective
             return
         self.prepare(optimizer, "step", about)
+        if checks_weights and indices:  # before the exchange: its error then leaves no averages
+            self._check_weights(self.steps + 1)
         gradients = {i: self._params[i].list_grad() for i in indices}
         ratios = self._ratios(optimizer, indices)
         if separate(self.exchange, self.names(indices), ratios):
@@ -172,11 +177,12 @@ class GradientAveraging(Averaging):
         self._undo.begin(self.exchange, self.names(), self.names(indices))
         if indices:
             self._start(gradients, scale, ratios)
-        self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
-        if self._skipped:
+        stale = "" if ignore_stale_grad else freshness.first_stale(self._params)
+        self._averages = Averages(indices, stale, excluded=self._not_applied)
+        if self._on_nonfinite == "skip" and self._found_nonfinite():
             self._take_back()
+            self._averages = Averages(skipped=True)
             return
-        self._has_averages = bool(indices)
         for i in indices:
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, gradients[i])
@@ -186,12 +192,21 @@ class GradientAveraging(Averaging):
 
     def apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
         """Apply the averages with `update`, unless the step is left out."""
-        if self._skipped:
+        if self._averages is not None and self._averages.indices:
+            self._check_weights(self.steps)
+        self._apply(update, rescale, ignore_stale_grad)
+
+    def _check_weights(self, step: int) -> None:
+        """Count an update of this step; raise RuntimeError if the last check found a difference."""
+        trained = [self._params[i] for i in self.with_gradients()]
+        self._weight_check.before_update(trained, step)
+
+    def _apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
+        """Apply the averages, unless the step is left out. If this raises, they are not applied."""
+        if self._averages is not None and self._averages.skipped:
+            self._averages = None
             freshness.use_up(self._params)
             return
-        if self._has_averages:  # if not, this worker may make a local step
-            trained = [self._params[i] for i in self.with_gradients()]
-            self._weight_check.before_update(trained, self.steps)
         update(rescale, ignore_stale_grad)
         self.applied()
 
@@ -199,8 +214,13 @@ class GradientAveraging(Averaging):
 
     def applied(self) -> None:
         """The averages of the last exchange are applied."""
+        self._drop()
+        self._ever_applied = True
+
+    def _drop(self) -> None:
+        """Forget the averages of the last exchange, which is not taken back any more."""
         self._undo.applied()
-        self._has_averages, self._ever_applied = False, True
+        self._averages = None
 
     def require_applied(self, call: str) -> None:
         """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""
@@ -213,38 +233,45 @@ class GradientAveraging(Averaging):
     @contextmanager
     def not_applied(self) -> Iterator[None]:
         """A context manager whose exchanges are taken back; see `DistributedTrainer`."""
-        self._leave_out_unapplied()
+        self.leave_out_unapplied()
         self._not_applied = True
         try:
             yield
         finally:
             self._not_applied = False
-        self._take_back()
+        self.leave_out_unapplied()
         freshness.use_up(self._params)
 
-    def _leave_out_unapplied(self) -> None:
-        """Take the last exchange back if no update has applied it."""
-        if not self._undo.pending:
+    def leave_out_unapplied(self) -> None:
+        """Take the last exchange back if no update has applied it. All workers call this."""
+        averages = self._averages
+        if averages is None or averages.skipped:
+            self._averages = None
             return
-        if not self._not_applied:
-            self._require_known()
+        if not averages.excluded:
+            self._require_known(averages.indices)
         self._take_back()
 
-    def _require_known(self) -> None:
-        """Raise RuntimeError if the last averages may still be used, in a gradient that adds up."""
-        names = self._undo.pending
-        indices = [i for (i, _), tensor in self.tensors.items() if tensor.name in names]
-        adding = [i for i in indices if self._params[i].grad_req == "add"]
-        unknown = self._with_state(adding)
+    def _require_known(self, indices: Sequence[int]) -> None:
+        """Raise RuntimeError unless the averages of these gradients are known to be unused."""
+        name = self._with_state(indices)
+        if name is not None and self._undo.pending is None:
+            raise RuntimeError(
+                "the update of the last step() raised an error, so it cannot be known whether it "
+                f"has applied the averages, and the residual or momentum of {name} cannot return "
+                "to its state before them: call trainer.applied() on all workers to keep the "
+                "exchange, or load a checkpoint. With allreduce_grads(batch_size) and "
+                "update(batch_size) instead of step(batch_size), such an exchange is taken back"
+            )
+        unknown = self._with_state([i for i in indices if self._params[i].grad_req == "add"])
         if unknown is not None:
-            self._undo.applied()  # the averages stay in the gradients, so this exchange stays too
+            self._drop()  # the averages stay in the gradients, so this exchange stays too
             raise RuntimeError(
                 f"gradients were averaged twice without update(), and {unknown} has "
                 "grad_req='add': its gradient may still contain the first averages. Average once, "
                 "after the last backward pass. If the first averages are not applied, make their "
                 "exchange inside `with trainer.not_applied():`"
             )
-        name = self._with_state(indices)
         if name is not None and not self._ever_applied and not self._warned_of_unapplied:
             self._warned_of_unapplied = True
             logger.warning(
@@ -256,16 +283,17 @@ class GradientAveraging(Averaging):
             )
 
     def _take_back(self) -> None:
-        """Undo the last exchange, if it can be undone."""
+        """Undo the last exchange. One that cannot be undone has changed no state."""
         if self._undo.pending is not None:
             self._undo.take_back(self.exchange)
-            self.steps -= 1
+        self._averages = None
+        self.steps -= 1
 
     def require_averaged_fresh(self) -> None:
         """Raise ValueError if the last averages include a stale gradient."""
-        if self._stale:
+        if self._averages is not None and self._averages.stale:
             raise ValueError(
-                f"the gradient of {self._stale} was stale when it was averaged: call "
+                f"the gradient of {self._averages.stale} was stale when it was averaged: call "
                 "allreduce_grads(ignore_stale_grad=True) before update(..., ignore_stale_grad=True)"
             )
 
@@ -273,9 +301,7 @@ class GradientAveraging(Averaging):
         """The parameters whose gradients this step exchanges, in the order of backward."""
         indices = self.with_gradients()
         if not ignore_stale_grad:
-            self._stale = freshness.first_stale(self._params)
             return indices
-        self._stale = ""
         flags = f"{self._name}.fresh"
         fresh = freshness.fresh_anywhere(self.exchange, flags, self._params, about)
         return [i for i in indices if fresh[i]]
@@ -350,7 +376,7 @@ class GradientAveraging(Averaging):
         }
 
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
-        self._undo.applied()
+        self._drop()
         self.steps, self.learning_rates.last = steps, learning_rates
         if self._momentum is not None:
             self._momentum.load_state(
