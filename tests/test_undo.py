@@ -316,6 +316,53 @@ def test_an_update_where_nothing_is_applied_is_refused(call):
     trainer.step(1)
 
 
+@pytest.mark.parametrize("remedy", ["update", "not_applied"])
+def test_states_are_saved_before_an_exchange_or_after_its_update(remedy, tmp_path):
+    def train(saves):
+        params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")
+        for step in range(4):
+            backward(params, gradients(step, SHAPES))
+            trainer.allreduce_grads(1)
+            if step == 2 and saves:
+                with pytest.raises(
+                    RuntimeError, match=r"save_states\(\) cannot save.* of p2, "
+                ):
+                    trainer.save_states(str(tmp_path / "states"))
+            if step != 2 or remedy == "update":
+                trainer.update(1)
+            if step == 2 and saves:
+                if remedy == "not_applied":
+                    with trainer.not_applied():
+                        pass
+                trainer.save_states(str(tmp_path / "states"))
+                trainer.load_states(str(tmp_path / "states"))
+        return state_of(params, trainer)
+
+    assert_same(train(True), train(False))
+
+
+def test_a_cluster_is_suspended_without_an_exchange_that_is_not_applied():
+    def train(suspends):
+        bps.init()
+        params, _ = make(SHAPES, {})
+        options = dict(optimizer_params=dict(OPTIMIZER), compression_params=ONEBIT)
+        trainer = bps.DistributedTrainer(params, "nag", **options)
+        for step in range(4):
+            backward(params, gradients(step, SHAPES))
+            if step == 2:
+                trainer.allreduce_grads(1)
+            else:
+                trainer.step(1)
+            if step == 2 and suspends:
+                bps.suspend()
+                bps.resume(1, 0)
+        result = state_of(params, trainer)
+        bps.shutdown()
+        return result
+
+    assert_same(train(True), train(False))
+
+
 def test_an_algorithm_has_no_exchanges_to_take_back():
     algorithm = {"name": "local_steps", "every": 2}
     _, trainer = make(SHAPES, {"learning_rate": 0.1}, None, algorithm=algorithm)

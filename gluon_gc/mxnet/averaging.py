@@ -168,6 +168,14 @@ class Averaging(ABC):
         """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""
         return
 
+    def leave_out_unapplied(self) -> None:
+        """Take the last exchange back if no update has applied it. All workers call this."""
+        return
+
+    def require_settled(self, call: str) -> None:
+        """Raise RuntimeError if `call` would save an exchange that may still be taken back."""
+        return
+
     @abstractmethod
     def arrays(self) -> Mapping[Place, Union[np.ndarray, NDArray]]:
         """The arrays that a checkpoint needs besides the arrays of the exchange."""

@@ -242,8 +242,17 @@ class GradientAveraging(Averaging):
         self.leave_out_unapplied()
         freshness.use_up(self._params)
 
+    def require_settled(self, call: str) -> None:
+        name = None if self._averages is None else self._with_state(self._averages.indices)
+        if name is not None:
+            raise RuntimeError(
+                f"{call}() cannot save the residual or momentum of {name}, because the averages of "
+                "the last exchange are not applied: first call update(), or trainer.applied() if "
+                "the script has applied them; or take the exchange back with `with "
+                "trainer.not_applied(): pass` on all workers"
+            )
+
     def leave_out_unapplied(self) -> None:
-        """Take the last exchange back if no update has applied it. All workers call this."""
         averages = self._averages
         if averages is None or averages.skipped:
             self._averages = None

@@ -1193,6 +1193,8 @@ def resume(arguments):
     train(never, trainer_never, range(6))
     params, trainer = made("dist_sync")
     train(params, trainer, range(3))
+    _backward(params, gradients_of(bps.rank(), 10, shapes))
+    trainer.allreduce_grads(1)  # no update applies these averages
     bps.suspend()
     os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
     bps.resume(num_workers=2, num_servers=1)
