@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Sequence
 
+from mxnet.ndarray import NDArray
+
 
 @dataclass
 class Averages:
@@ -14,6 +16,9 @@ class Averages:
     ----------
     indices : sequence of int
         The parameters whose gradients were exchanged.
+    fresh : sequence of NDArray
+        The arrays of the parameters whose gradients were fresh. They are stale since the exchange,
+        so that no later exchange takes an average for a fresh gradient.
     stale : str
         The first parameter whose stale gradient was averaged like a fresh one; "": there is none.
     excluded : bool
@@ -23,6 +28,7 @@ class Averages:
     """
 
     indices: Sequence[int] = ()
+    fresh: Sequence[NDArray] = ()
     stale: str = ""
     excluded: bool = False
     skipped: bool = False

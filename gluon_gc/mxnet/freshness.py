@@ -1,8 +1,9 @@
-"""Fresh gradients, which backward has written since the last update, and stale ones.
+"""Fresh gradients, which backward has written since the last exchange, and stale ones.
 
 MXNet marks a parameter's array when backward writes its gradient. gluon.Trainer removes the mark
-when it updates the parameter. A stale gradient holds an earlier step's average, or uninitialized
-memory, so it counts as zeros.
+when it updates the parameter. Here the exchange removes the mark, and the update of its averages
+sets it again before gluon.Trainer looks for it. A stale gradient holds an earlier average, or
+uninitialized memory, so it counts as zeros.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Iterable, Iterator, List, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 
 from ..agreement import Facts
 from .exchange import Exchange
@@ -38,7 +40,7 @@ def require_fresh(params: Iterable[Parameter]) -> None:
     for param, context in _stale(params):
         raise UserWarning(
             f"Gradient of Parameter `{param.name}` on context {context} has not been updated by "
-            "backward since last `step`. If this is intended, call step with "
+            "backward since last `step` or `allreduce_grads`. If this is intended, call step with "
             "ignore_stale_grad=True on all workers"
         )
 
@@ -97,9 +99,16 @@ def _renew(param: Parameter) -> None:
             data._fresh_grad = True
 
 
-def use_up(params: Iterable[Parameter]) -> None:
-    """Mark all gradients stale, because their step is left out."""
-    for param in params:
-        if param.grad_req != "null":
-            for data in param.list_data():
-                data._fresh_grad = False
+def use_up(params: Iterable[Parameter]) -> List[NDArray]:
+    """Mark all gradients stale. Return the arrays of the parameters that were marked fresh."""
+    arrays = [data for p in params if p.grad_req != "null" for data in p.list_data()]
+    fresh = [data for data in arrays if data._fresh_grad]
+    for data in fresh:
+        data._fresh_grad = False
+    return fresh
+
+
+def restore(fresh: Iterable[NDArray]) -> None:
+    """Mark the gradients of these arrays fresh again."""
+    for data in fresh:
+        data._fresh_grad = True

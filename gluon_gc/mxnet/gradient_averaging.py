@@ -164,6 +164,7 @@ class GradientAveraging(Averaging):
         about = [("the trainer", shared)]
         indices = self._to_exchange(ignore_stale_grad, about)
         if scaler is not None and scaler.check([self._params[i] for i in indices], about):
+            freshness.use_up(self._params)
             self._averages = Averages(skipped=True)  # on all workers: the check is collective
             return
         self.prepare(optimizer, "step", about)
@@ -178,7 +179,8 @@ class GradientAveraging(Averaging):
         if indices:
             self._start(gradients, scale, ratios)
         stale = "" if ignore_stale_grad else freshness.first_stale(self._params)
-        self._averages = Averages(indices, stale, excluded=self._not_applied)
+        fresh = freshness.use_up(self._params)
+        self._averages = Averages(indices, fresh, stale, excluded=self._not_applied)
         if self._on_nonfinite == "skip" and self._found_nonfinite():
             self._take_back()
             self._averages = Averages(skipped=True)
@@ -203,10 +205,12 @@ class GradientAveraging(Averaging):
 
     def _apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
         """Apply the averages, unless the step is left out. If this raises, they are not applied."""
-        if self._averages is not None and self._averages.skipped:
-            self._averages = None
-            freshness.use_up(self._params)
-            return
+        if self._averages is not None:
+            if self._averages.skipped:
+                self._averages = None
+                return
+            freshness.restore(self._averages.fresh)
+            self._averages.fresh = ()  # if the update raises, it is not repeated
         update(rescale, ignore_stale_grad)
         self.applied()
 

@@ -233,9 +233,9 @@ class DistributedTrainer(ReportingTrainer):
             An algorithm gets this worker's gradients divided by batch_size.
         ignore_stale_grad : bool
             Whether stale gradients are allowed; the same on all workers. A gradient is stale if
-            backward has not written it since the last step. A stale gradient counts as zeros. If
-            it is stale on all contexts of all workers, its parameter is not updated, and residual
-            and momentum do not change. With the algorithm local_steps, a worker skips the
+            backward has not written it since the last exchange. A stale gradient counts as zeros.
+            If it is stale on all contexts of all workers, its parameter is not updated, and
+            residual and momentum do not change. With the algorithm local_steps, a worker skips the
             parameters whose gradients are stale on it.
 
         Raises
