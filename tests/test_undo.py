@@ -359,6 +359,17 @@ def test_a_cluster_is_suspended_without_an_exchange_that_is_not_applied():
     assert_same(train(True), train(False))
 
 
+def test_averages_of_a_block_that_raised_are_not_applied():
+    params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")
+    backward(params, gradients(0, SHAPES))
+    before = params[0].data().asnumpy()
+    with pytest.raises(KeyError), trainer.not_applied():
+        trainer.allreduce_grads(1)
+        raise KeyError
+    trainer.update(1, ignore_stale_grad=True)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), before)
+
+
 def test_an_algorithm_has_no_exchanges_to_take_back():
     algorithm = {"name": "local_steps", "every": 2}
     _, trainer = make(SHAPES, {"learning_rate": 0.1}, None, algorithm=algorithm)

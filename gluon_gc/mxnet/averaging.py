@@ -133,18 +133,19 @@ class Averaging(ABC):
     def step(
         self,
         optimizer: Optimizer,
+        batch_size: float,
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
-        """Make a step with gradients times `scale`.
+        """Make a step with gradients times `scale` / `batch_size`.
 
         Parameters
         ----------
         optimizer : Optimizer
             The optimizer that `update` applies.
-        scale : float
+        batch_size, scale : float
         ignore_stale_grad : bool
             As in `DistributedTrainer.step`.
         scaler : AgreedLossScaler, optional

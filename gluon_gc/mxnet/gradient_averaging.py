@@ -66,6 +66,7 @@ class GradientAveraging(Averaging):
         self._not_applied = False  # whether averages are taken back in any case
         self._ever_applied = False
         self._warned_of_unapplied = False
+        self._divisor: Optional[float] = None  # of the last averages, after compression
         self._warned_of_batch_size = False
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
@@ -117,31 +118,35 @@ class GradientAveraging(Averaging):
     def step(
         self,
         optimizer: Optimizer,
+        batch_size: float,
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
-        self._average(optimizer, scale, ignore_stale_grad, scaler, checks_weights=True)
+        self._average(optimizer, batch_size, scale, ignore_stale_grad, scaler, checks_weights=True)
         self._apply(update, 1.0, ignore_stale_grad)
 
     def average(
         self,
         optimizer: Optimizer,
+        batch_size: Optional[float],
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
     ) -> None:
-        """Replace the gradients by `scale` times their averages over all workers; see `step`.
+        """Replace the gradients by their averages over all workers; see `step`.
 
-        If no update applies them, the next exchange takes this one back.
+        If `batch_size` is None, the update divides the averages by it. If no update applies them,
+        the next exchange takes this one back.
         """
         self._undo.need()
-        self._average(optimizer, scale, ignore_stale_grad, scaler)
+        self._average(optimizer, batch_size, scale, ignore_stale_grad, scaler)
 
     def _average(
         self,
         optimizer: Optimizer,
+        batch_size: Optional[float],
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
@@ -177,10 +182,12 @@ class GradientAveraging(Averaging):
         self.steps += 1
         self._undo.begin(self.exchange, self.names(), self.names(indices))
         if indices:
-            self._start(gradients, scale, ratios)
+            self._start(gradients, scale / (batch_size or 1), ratios)
+        if batch_size is not None:
+            self._divisor = 1
         stale = "" if ignore_stale_grad else freshness.first_stale(self._params)
         fresh = freshness.use_up(self._params)
-        self._averages = Averages(indices, fresh, stale, excluded=self._not_applied)
+        self._averages = Averages(indices, batch_size, fresh, stale, excluded=self._not_applied)
         if self._on_nonfinite == "skip" and self._found_nonfinite():
             self._take_back()
             self._averages = Averages(skipped=True)
@@ -192,11 +199,27 @@ class GradientAveraging(Averaging):
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
         return total(self.exchange, f"{self._name}.overflow", overflow, "step", about)
 
-    def apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
+    @property
+    def has_averages(self) -> bool:
+        """Whether the last exchange left averages, or a step to leave out, for an update."""
+        averages = self._averages
+        return averages is not None and not (averages.excluded or averages.tried)
+
+    def update(self, batch_size: float, ignore_stale_grad: bool, update: Update) -> None:
         """Apply the averages with `update`, unless the step is left out."""
-        if self._averages is not None and self._averages.indices:
+        averages = self._averages
+        if ignore_stale_grad and averages.stale:
+            raise ValueError(
+                f"the gradient of {averages.stale} was stale when it was averaged: call "
+                "allreduce_grads(ignore_stale_grad=True) before update(..., ignore_stale_grad=True)"
+            )
+        divisor = averages.divisor(batch_size)
+        before, self._divisor = self._divisor, divisor
+        if before not in (None, divisor):
+            self._warn_of_batch_size(batch_size)
+        if averages.indices:
             self._check_weights(self.steps)
-        self._apply(update, rescale, ignore_stale_grad)
+        self._apply(update, 1.0 / divisor, ignore_stale_grad)
 
     def _check_weights(self, step: int) -> None:
         """Count an update of this step; raise RuntimeError if the last check found a difference."""
@@ -205,12 +228,11 @@ class GradientAveraging(Averaging):
 
     def _apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
         """Apply the averages, unless the step is left out. If this raises, they are not applied."""
-        if self._averages is not None:
-            if self._averages.skipped:
-                self._averages = None
-                return
-            freshness.restore(self._averages.fresh)
-            self._averages.fresh = ()  # if the update raises, it is not repeated
+        if self._averages.skipped:
+            self._averages = None
+            return
+        freshness.restore(self._averages.fresh)
+        self._averages.tried = True
         update(rescale, ignore_stale_grad)
         self.applied()
 
@@ -302,14 +324,6 @@ class GradientAveraging(Averaging):
         self._averages = None
         self.steps -= 1
 
-    def require_averaged_fresh(self) -> None:
-        """Raise ValueError if the last averages include a stale gradient."""
-        if self._averages is not None and self._averages.stale:
-            raise ValueError(
-                f"the gradient of {self._averages.stale} was stale when it was averaged: call "
-                "allreduce_grads(ignore_stale_grad=True) before update(..., ignore_stale_grad=True)"
-            )
-
     def _to_exchange(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
         """The parameters whose gradients this step exchanges, in the order of backward."""
         indices = self.with_gradients()
@@ -349,7 +363,7 @@ class GradientAveraging(Averaging):
                 self._reused[name] = gradient
         return gradient
 
-    def warn_of_batch_size(self, batch_size: float) -> None:
+    def _warn_of_batch_size(self, batch_size: float) -> None:
         """Warn once if residuals or momentum belong to sums over batches of another size."""
         name = self._with_state([i for i, _ in self.tensors])
         if name is not None and not self._warned_of_batch_size:

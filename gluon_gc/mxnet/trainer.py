@@ -18,7 +18,6 @@ from . import freshness, runtime, trace
 from .adam import require_adam
 from .algorithm import AlgorithmAveraging
 from .algorithm_arguments import checked
-from .batch_sizes import BatchSizes
 from .broadcasts import broadcast_copies
 from .compressions import Compressions
 from .gradient_averaging import GradientAveraging
@@ -182,7 +181,6 @@ class DistributedTrainer(ReportingTrainer):
             else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         )
         self._averaging.when_prepared = self._log_summary
-        self._batch_sizes = BatchSizes()
         writes_trace = env.get("BYTEPS_TRACE_ON") and number == 0
         if writes_trace:
             trace.writable(str(exchange.local_rank))
@@ -251,10 +249,9 @@ class DistributedTrainer(ReportingTrainer):
             freshness.require_fresh(self._params)
         self._follow_cluster()
         self._start_equal()
-        scale, scaler = self._scale / batch_size, self._amp_loss_scaler
-        self._averaging.step(self._optimizer, scale, ignore_stale_grad, scaler, self._apply)
+        scaler, arguments = self._amp_loss_scaler, (self._optimizer, batch_size, self._scale)
+        self._averaging.step(*arguments, ignore_stale_grad, scaler, self._apply)
         self._divided_by_loss_scale(scaler)
-        self._batch_sizes.divided(batch_size)
         self._end_step()
 
     def allreduce_grads(
@@ -293,13 +290,15 @@ class DistributedTrainer(ReportingTrainer):
             require_positive("batch_size", batch_size)
         self._follow_cluster()
         self._start_equal()
-        scale, scaler = self._scale / (batch_size or 1), self._amp_loss_scaler
-        self._averaging.average(self._optimizer, scale, ignore_stale_grad, scaler)
+        scaler, arguments = self._amp_loss_scaler, (self._optimizer, batch_size, self._scale)
+        self._averaging.average(*arguments, ignore_stale_grad, scaler)
         self._divided_by_loss_scale(scaler)
-        self._batch_sizes.divided(batch_size)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from the gradients that `allreduce_grads` has averaged.
+
+        Without averages, because there was no call of `allreduce_grads` since the last update, this
+        worker updates its parameters from its own gradients, as gluon.Trainer does.
 
         Parameters
         ----------
@@ -323,12 +322,10 @@ class DistributedTrainer(ReportingTrainer):
         self._averaging.require_every_step("update")
         self._averaging.require_applied("update")
         require_positive("batch_size", batch_size)
-        if ignore_stale_grad:
-            self._averaging.require_averaged_fresh()
-        divisor = self._batch_sizes.divisor(batch_size)
-        if self._batch_sizes.changed(divisor):
-            self._averaging.warn_of_batch_size(batch_size)
-        self._averaging.apply(self._apply, 1.0 / divisor, ignore_stale_grad)
+        if self._averaging.has_averages:
+            self._averaging.update(batch_size, ignore_stale_grad, self._apply)
+        else:
+            self._update_alone(batch_size, ignore_stale_grad)
         self._end_step()
 
     @contextmanager
