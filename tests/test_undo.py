@@ -237,13 +237,14 @@ def refuse(params, trainer, number, *calls):
 TOPK = {"compressor": "topk", "k": 0.3, "ef": "vanilla"}
 
 
+@pytest.mark.parametrize("compression", [TOPK, ONEBIT])
 @pytest.mark.parametrize(
     "calls, on_nonfinite", [(["step"], "skip"), (["allreduce_grads", "update"], "raise")]
 )
-def test_a_step_whose_update_raises_is_taken_back(calls, on_nonfinite):
+def test_a_step_whose_update_raises_is_taken_back(calls, on_nonfinite, compression):
     def train(extra):
         more = dict(optimizer="refusing", on_nonfinite=on_nonfinite)
-        params, trainer = make(SHAPES, {"learning_rate": 0.1}, TOPK, **more)
+        params, trainer = make(SHAPES, {**OPTIMIZER, "wd": 0.01}, compression, **more)
         for step in range(4):
             if extra and step == 2:
                 refuse(params, trainer, 10, *calls)
@@ -252,6 +253,24 @@ def test_a_step_whose_update_raises_is_taken_back(calls, on_nonfinite):
         return state_of(params, trainer)
 
     assert_same(train(True), train(False))
+
+
+@pytest.mark.parametrize("averages", [True, False])
+def test_an_update_that_finds_a_stale_gradient_changes_nothing(averages):
+    params, trainer = make(SHAPES, {**OPTIMIZER, "wd": 0.01}, ONEBIT)
+    for step in range(2):
+        backward(params, gradients(step, SHAPES))
+        trainer.allreduce_grads(1)
+        trainer.update(1)
+    before = state_of(params, trainer)
+    backward(params[1:], gradients(2, SHAPES)[1:])
+    if averages:
+        trainer.allreduce_grads(1)
+    with pytest.raises(UserWarning, match="`p0` on context"):
+        trainer.update(1)
+    with trainer.not_applied():  # takes the exchange back
+        pass
+    assert_same(state_of(params, trainer), before)
 
 
 def test_if_it_cannot_be_taken_back_the_script_says_how_it_goes_on():

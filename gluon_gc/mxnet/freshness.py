@@ -21,12 +21,18 @@ from .gradient import legacy
 from .totals import total
 
 
-def _stale(params: Iterable[Parameter]) -> Iterator[Tuple[Parameter, mx.Context]]:
-    """The parameters with a stale gradient, and the contexts on which it is stale."""
+def _stale(
+    params: Iterable[Parameter], averaged: Sequence[NDArray] = ()
+) -> Iterator[Tuple[Parameter, mx.Context]]:
+    """The parameters with a stale gradient, and the contexts on which it is stale.
+
+    The gradients of the arrays `averaged` were fresh when they were averaged, and count as fresh.
+    """
+    fresh = set(map(id, averaged))
     for param in params:
         if param.grad_req != "null":
             for data in param.list_data():
-                if not data._fresh_grad:
+                if not data._fresh_grad and id(data) not in fresh:
                     yield param, data.context
 
 
@@ -35,9 +41,9 @@ def first_stale(params: Iterable[Parameter]) -> str:
     return next((param.name for param, _ in _stale(params)), "")
 
 
-def require_fresh(params: Iterable[Parameter]) -> None:
-    """Raise UserWarning, as gluon.Trainer does, if a gradient is stale."""
-    for param, context in _stale(params):
+def require_fresh(params: Iterable[Parameter], averaged: Sequence[NDArray] = ()) -> None:
+    """Raise UserWarning, as gluon.Trainer does, if a gradient is stale; see `_stale`."""
+    for param, context in _stale(params, averaged):
         raise UserWarning(
             f"Gradient of Parameter `{param.name}` on context {context} has not been updated by "
             "backward since last `step` or `allreduce_grads`. If this is intended, call step with "

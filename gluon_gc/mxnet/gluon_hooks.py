@@ -54,8 +54,10 @@ class HookedTrainer(Trainer):
         scaler = self._amp_loss_scaler
         if scaler is not None and scaler.check_alone(self._params):
             freshness.use_up(self._params)
-        else:
-            self._apply(self._scale / batch_size, ignore_stale_grad)
+            return
+        if not ignore_stale_grad:
+            freshness.require_fresh(self._params)
+        self._apply(self._scale / batch_size, ignore_stale_grad)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """Update as gluon.Trainer does, but with the same schedule of Nadam on each context."""

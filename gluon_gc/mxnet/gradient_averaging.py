@@ -217,6 +217,8 @@ class GradientAveraging(Averaging):
         before, self._divisor = self._divisor, divisor
         if before not in (None, divisor):
             self._warn_of_batch_size(batch_size)
+        if not ignore_stale_grad and not averages.skipped:
+            freshness.require_fresh(self._params, averages.fresh)
         if averages.indices:
             self._check_weights(self.steps)
         self._apply(update, 1.0 / divisor, ignore_stale_grad)

@@ -242,6 +242,9 @@ class DistributedTrainer(ReportingTrainer):
             batch_size is not a positive number. Nothing was sent.
         UserWarning
             A gradient of this worker is stale, and ignore_stale_grad is False. Nothing was sent.
+        RuntimeError
+            The averages of the last exchange may be applied, but this is not known: the update of
+            the last step has raised an error, or see `allreduce_grads`.
         """
         self._averaging.require_applied("step")
         require_positive("batch_size", batch_size)
@@ -283,7 +286,9 @@ class DistributedTrainer(ReportingTrainer):
             batch_size is not a positive number. Nothing was sent.
         RuntimeError
             The trainer has an algorithm: call `step` instead. Or no `update` has applied the last
-            averages, and a gradient with grad_req="add" may still contain them.
+            averages, and a gradient with grad_req="add" may still contain them. Or the update of
+            the last `step` has raised an error, and its exchange cannot be taken back: call
+            `applied` or `load_states` first.
         """
         self._averaging.require_every_step("allreduce_grads")
         if batch_size is not None:
