@@ -389,6 +389,24 @@ def test_averages_of_a_block_that_raised_are_not_applied():
     np.testing.assert_array_equal(params[0].data().asnumpy(), before)
 
 
+def test_an_exchange_that_did_not_start_is_not_taken_back():
+    def train(fails):
+        params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")
+        for step in range(4):
+            if fails and step == 2:
+                params[0].cast("float64")
+                backward(params[:1], gradients(9, SHAPES)[:1])
+                with pytest.raises(ValueError, match="must have 210 elements of float32"):
+                    trainer.allreduce_grads(1)
+                params[0].cast("float32")
+            backward(params, gradients(step, SHAPES))
+            trainer.allreduce_grads(1)
+            trainer.update(1)
+        return state_of(params, trainer)
+
+    assert_same(train(True), train(False))
+
+
 def test_an_algorithm_has_no_exchanges_to_take_back():
     algorithm = {"name": "local_steps", "every": 2}
     _, trainer = make(SHAPES, {"learning_rate": 0.1}, None, algorithm=algorithm)

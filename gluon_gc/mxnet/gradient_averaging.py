@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
@@ -18,7 +19,6 @@ from ..plan import applies_momentum, travels_compressed
 from . import freshness
 from .amp import AgreedLossScaler
 from .automatic import Automatic, of_root, saved_compressions
-from .averages import Averages
 from .averaging import Averaging, Update
 from .dropped import withdraw_dropped
 from .exchange import Exchange
@@ -31,6 +31,54 @@ from .parameters import gradient_of, tensor_of
 from .separation import separate
 from .totals import total
 from .undo import Undo
+
+
+@dataclass
+class _Averages:
+    """The averages of a trainer's last exchange, until they are applied or taken back.
+
+    Parameters
+    ----------
+    indices : sequence of int
+        The parameters whose gradients were exchanged.
+    batch_size : float, optional
+        The gradients were divided by it before the exchange. None: they are sums over a batch.
+    fresh : sequence of NDArray
+        The arrays of the parameters whose gradients were fresh. They are stale since the exchange,
+        so that no later exchange takes an average for a fresh gradient.
+    stale : str
+        The first parameter whose stale gradient was averaged like a fresh one; "": there is none.
+    excluded : bool
+        Whether the exchange is inside `not_applied`, so that it is taken back in any case.
+    tried : bool
+        Whether an update has begun to apply them. If it raises, no other update may apply them.
+    skipped : bool
+        Whether all workers leave out this step. There is then nothing to apply or to take back.
+    """
+
+    indices: Sequence[int] = ()
+    batch_size: Optional[float] = None
+    fresh: Sequence[NDArray] = ()
+    stale: str = ""
+    excluded: bool = False
+    tried: bool = False
+    skipped: bool = False
+
+    def divisor(self, batch_size: float) -> float:
+        """Return the number that the averages are still to be divided by.
+
+        Raises
+        ------
+        ValueError
+            They are already divided by another batch size.
+        """
+        if self.batch_size is None:
+            return batch_size
+        if batch_size != self.batch_size:
+            raise ValueError(
+                f"batch_size must be {self.batch_size!r} as in allreduce_grads, got {batch_size!r}"
+            )
+        return 1
 
 
 class GradientAveraging(Averaging):
@@ -62,7 +110,7 @@ class GradientAveraging(Averaging):
         self._undo = Undo(self.learning_rates, momentum)
         if self._on_nonfinite == "skip":
             self._undo.need()
-        self._averages: Optional[Averages] = None  # that are neither applied nor taken back
+        self._averages: Optional[_Averages] = None  # that are neither applied nor taken back
         self._not_applied = False  # whether averages are taken back in any case
         self._ever_applied = False
         self._warned_of_unapplied = False
@@ -170,7 +218,7 @@ class GradientAveraging(Averaging):
         indices = self._to_exchange(ignore_stale_grad, about)
         if scaler is not None and scaler.check([self._params[i] for i in indices], about):
             freshness.use_up(self._params)
-            self._averages = Averages(skipped=True)  # on all workers: the check is collective
+            self._averages = _Averages(skipped=True)  # on all workers: the check is collective
             return
         self.prepare(optimizer, "step", about)
         if checks_weights and indices:  # before the exchange: its error then leaves no averages
@@ -179,18 +227,19 @@ class GradientAveraging(Averaging):
         ratios = self._ratios(optimizer, indices)
         if separate(self.exchange, self.names(indices), ratios):
             self._moved(self.names())
+        job = self._job(gradients, scale / (batch_size or 1), ratios) if indices else None
         self.steps += 1
         self._undo.begin(self.exchange, self.names(), self.names(indices))
-        if indices:
-            self._start(gradients, scale / (batch_size or 1), ratios)
-        if batch_size is not None:
-            self._divisor = 1
         stale = "" if ignore_stale_grad else freshness.first_stale(self._params)
         fresh = freshness.use_up(self._params)
-        self._averages = Averages(indices, batch_size, fresh, stale, excluded=self._not_applied)
+        self._averages = _Averages(indices, batch_size, fresh, stale, excluded=self._not_applied)
+        if job is not None:
+            self.exchange.start(job)
+        if batch_size is not None:
+            self._divisor = 1
         if self._on_nonfinite == "skip" and self._found_nonfinite():
             self._take_back()
-            self._averages = Averages(skipped=True)
+            self._averages = _Averages(skipped=True)
             return
         for i in indices:
             if i in self._momentum_after:
@@ -341,10 +390,10 @@ class GradientAveraging(Averaging):
         ratios = self.learning_rates.advance(dict.fromkeys(indices, rate))
         return {self.tensors[i, ""].name: ratio for i, ratio in ratios.items()}
 
-    def _start(
+    def _job(
         self, arrays: Mapping[int, Sequence[NDArray]], scale: float, ratios: Mapping[str, float]
-    ) -> None:
-        """Queue the exchange of these parameters' gradients."""
+    ) -> Job:
+        """The exchange of these parameters' gradients."""
         gradients = {}
         for i, copies in arrays.items():
             name = self.tensors[i, ""].name
@@ -354,7 +403,7 @@ class GradientAveraging(Averaging):
             floating = [tensor.name for tensor in self.tensors.values() if tensor.floating]
             arrays_of_norm = sums_of([gradients[name] for name in floating if name in gradients])
             factor = clip_factor(arrays_of_norm, scale, self._max_grad_norm)
-        self.exchange.start(Job(gradients, scale / self.exchange.num_workers, factor, ratios))
+        return Job(gradients, scale / self.exchange.num_workers, factor, ratios)
 
     def _gradient(self, name: str, arrays: Sequence[NDArray]) -> Gradient:
         """The Gradient of a tensor, reused from step to step where possible."""
