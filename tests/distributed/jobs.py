@@ -738,6 +738,18 @@ def wrong_states(arguments):
     return said
 
 
+def own_states(arguments):
+    """Load this worker's file of `wrong_states`; returns the error message."""
+    params = _parameters([(300, 70)])
+    compression = {"compressor": "onebit", "ef": "vanilla"}
+    trainer = bps.DistributedTrainer(params, "sgd", compression_params=compression)
+    try:
+        trainer.load_states(str(Path(arguments["folder"], str(bps.rank()))))
+    except ValueError as error:
+        return {"error": np.array(str(error))}
+    return {"error": np.array("")}
+
+
 def equal_gradients(arguments):
     """Train one step; all workers have the same gradient: 1, then `value` in all other elements."""
     params = _parameters([(size,) for size in arguments["sizes"]])

@@ -15,6 +15,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .... import agreement, env
 from ....agreement import Message
+from ....checkpoint import Place
 from ....launch.leaving import ending
 from ....launch.machine import Machine
 from ....launch.neighbours import Neighbours
@@ -26,6 +27,7 @@ from ...exchange import Exchange
 from ...gradient import Gradient
 from ...job import Job
 from ...sparse import SparseChannel, summed
+from .. import archive
 from .shared_memory import SharedMemory, SharedMessage
 
 
@@ -138,6 +140,17 @@ class OneMachine(Exchange):
         ids, values = channel.sent.indices.asnumpy(), channel.sent.data.asnumpy()
         of_all = (b"".join(self._gather(array.tobytes())) for array in (ids, values))
         return summed(channel, *of_all), None
+
+    # Checkpoints: rank 0 saves the states of all aggregators, which are in shared memory
+
+    def keeps_aggregator(self, channel: Channel) -> bool:
+        return self.rank == 0 and channel.aggregated
+
+    def share_aggregators(
+        self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
+    ) -> Mapping[Place, np.ndarray]:
+        # All workers write the same states. Each one also needs the aggregators' random streams.
+        return archive.unpack(b"".join(self._gather(archive.pack(arrays))))
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays of any dtype with rank `root_rank`'s arrays, bit for bit."""
