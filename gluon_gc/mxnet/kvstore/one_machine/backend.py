@@ -95,18 +95,21 @@ class OneMachine(Exchange):
     def _open(self, channels: Sequence[Channel]) -> None:
         if not channels:
             return
-        aggregators = {c: self._aggregator(c) for c in channels if c.aggregated}
+        summed_channels = [channel for channel in channels if not channel.in_rows]
+        aggregators = {c: self._aggregator(c) for c in summed_channels if c.aggregated}
         with self._progress.waiting(), self._neighbours.heeded():
-            shared = self._memory.open(channels, [1] * len(channels), aggregators)
-        self._shared.update(zip(channels, shared))
+            shared = self._memory.open(summed_channels, [1] * len(summed_channels), aggregators)
+        self._shared.update(zip(summed_channels, shared))
         self._aggregators.update(aggregators)
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
     def _keep_earlier(self, channels: Sequence[Channel]) -> None:
-        if channels:
+        shared = [self._shared[channel] for channel in channels if channel in self._shared]
+        if shared:
             with self._progress.waiting(), self._neighbours.heeded():
-                self._memory.keep_earlier([self._shared[channel] for channel in channels])
+                self._memory.keep_earlier(shared)
+        super()._keep_earlier([channel for channel in channels if channel not in self._shared])
 
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
@@ -114,7 +117,8 @@ class OneMachine(Exchange):
         self._shared.pop(channel, None)
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:
-        return 0, 1  # all workers together send one payload
+        # All workers together make one payload, but each one makes a payload of its own rows.
+        return super().place(chunk) if chunk.rows else (0, 1)
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         return 0, 0
@@ -123,7 +127,8 @@ class OneMachine(Exchange):
         return False  # the workers sum in host memory
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
-        for channel in channels:
+        in_memory = [channel for channel in channels if channel in self._shared]
+        for channel in in_memory:
             shared = self._shared[channel]
             shared.contribute(job)
             if shared.owned:
@@ -131,8 +136,19 @@ class OneMachine(Exchange):
                 if channel.aggregated:
                     message = self._aggregators[channel].aggregate(message, count=1)
                 shared.answer(message.copyto)
-        for channel in channels:
+        for channel in in_memory:
             self._shared[channel].deliver(job.gradients)
+        for channel in channels:
+            if channel.in_rows:
+                payloads = self._payloads(channel, channel.encode(job))
+                channel.deliver([payloads], job.gradients, self.num_workers)
+
+    def _payloads(self, channel: Channel, message: NDArray) -> NDArray:
+        """The payloads of all workers' rows, side by side. Only bytes in use travel."""
+        own, (payload,) = message.asnumpy(), channel.codec.codecs
+        gathered = self._gather(own[: payload.used(own)].tobytes())
+        padded = b"".join(data.ljust(payload.payload_bytes, b"\0") for data in gathered)
+        return mx.nd.array(np.frombuffer(padded, np.uint8), dtype="uint8")
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
