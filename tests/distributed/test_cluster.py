@@ -223,7 +223,9 @@ def test_workers_go_on_in_another_cluster_and_in_one_of_another_size(tmp_path):
     [
         ("grow", "sgd", {"momentum": 0.9}),
         ("grow", "adam", {}),
+        ("grow", "nadam", {}),
         ("grow_by_hand", "sgd", {"momentum": 0.9}),
+        ("grow_by_hand", "nadam", {}),
     ],
 )
 def test_a_new_worker_goes_on_from_the_parameters_and_states_of_the_old_one(
