@@ -71,8 +71,8 @@ class OneMachine(Exchange):
             return
         mx.nd.waitall()
         OneMachine.connected = None
-        self._neighbours.leave()
-        self._gather(b"")
+        with self._progress.waiting():
+            self._neighbours.leave()
         self._stall_watch.end()
         self._memory.close()
         ending().concerns(None)
@@ -89,6 +89,7 @@ class OneMachine(Exchange):
             return self._machine.gather(data)
 
     def _compared(self, message: Message, call: str) -> Message:
+        self._neighbours.next_exchange()
         messages = self._gather(json.dumps(message).encode(), call)
         return agreement.compare([json.loads(text) for text in messages])
 
@@ -127,6 +128,7 @@ class OneMachine(Exchange):
         return False  # the workers sum in host memory
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
+        self._neighbours.next_exchange()
         in_memory = [channel for channel in channels if channel in self._shared]
         for channel in in_memory:
             shared = self._shared[channel]
