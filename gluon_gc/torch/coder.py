@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from ..compression import stream as streams
 from ..plan import Chunk
 from ..random_streams import StreamStarts
 from . import gpu
+
+_Before = Tuple[int, int]
+"""The number of a copy of the state, and the draws from the random stream at that time."""
 
 StateOfCall = Tuple[kernels.StateAddresses, Any]
 """Where a call writes the state, and where it reads it (None: there, too), for `kernels.Batch`."""
@@ -111,15 +114,18 @@ class Coder:
 
         If it continues the last calls, `take_back` undoes them, too.
         """
-        self._last = _Before(self._now, self._stream.drawn)
+        now, count = self._now, len(self._copies)
+        self._last = now, self._stream.drawn
         if not continues or self._before is None:
             self._before = self._last
         if self._has_foreign_memory:
             return self.in_place()
-        source, taken = self._pointers[self._now], (self._now, self._before.copy)
-        free = [copy_number for copy_number in range(len(self._copies)) if copy_number not in taken]
-        self._now = free[0] if free else self._add_copy()
-        return self._addresses[self._now], source
+        kept = self._before[0]
+        free = (now + 1) % count
+        if free == kept:
+            free = (kept + 1) % count
+        self._now = self._add_copy() if free in (now, kept) else free
+        return self._addresses[self._now], self._pointers[now]
 
     def take_back(self) -> None:
         """Return to the state before the last `turn` that did not continue another."""
@@ -194,13 +200,6 @@ class Coder:
         if self.codec.momentum:
             kept.momentum[:] = state["momentum"]
         self._write(kept)
-
-
-class _Before(NamedTuple):
-    """The number of a copy of the state, and the draws from the random stream at that time."""
-
-    copy: int
-    drawn: int
 
 
 class GpuCoder(Coder):
