@@ -36,6 +36,7 @@ from tests.torch.common import (
     trained,
     wrapped,
 )
+from tests.torch.workers import on_workers
 
 
 def arrays_of(state, layer):
@@ -53,7 +54,8 @@ def same(one, other):
 # States whose hook was not registered
 
 
-def a_state_without_its_hook_is_an_error_in_the_first_step():
+@on_workers(2)
+def test_a_state_without_its_hook_is_an_error_in_the_first_step():
     for knows_optimizer in (True, False):
         net = Net()
         optimizer = sgd(net)
@@ -72,7 +74,8 @@ def a_state_without_its_hook_is_an_error_in_the_first_step():
         state.close()
 
 
-def steps_without_an_exchange_are_allowed_if_they_are_meant():
+@on_workers(2)
+def test_steps_without_an_exchange_are_allowed_if_they_are_meant():
     net, optimizer, ddp, state = wrapped(TOPK)
     for p in net.parameters():  # as torch.distributed.checkpoint does, to create the states
         p.grad = torch.zeros_like(p)
@@ -105,14 +108,16 @@ def uses(step, rank):
     return (True, False, rank == 0, True)[step % 4]
 
 
-def unused_layers_under_ddp():
+@on_workers(2)
+def test_unused_layers_under_ddp():
     for params in SETTINGS:
         net, optimizer, ddp, state = wrapped(params, {"find_unused_parameters": True})
         _train_with_unused(net, optimizer, state, ddp)
         state.close()
 
 
-def unused_layers_with_the_distributed_optimizer():
+@on_workers(2)
+def test_unused_layers_with_the_distributed_optimizer():
     for params in SETTINGS:
         net = Net()
         optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), params)
@@ -139,7 +144,8 @@ def _train_with_unused(net, optimizer, state, model):
             assert same(arrays_of(state, "second"), before[0]) == unused, step
 
 
-def a_gradient_that_nobody_has_keeps_its_learning_rate():
+@on_workers(2)
+def test_a_gradient_that_nobody_has_keeps_its_learning_rate():
     def last_average_of_b(rates, without_b=None):
         parameters = {name: torch.nn.Parameter(torch.zeros(50)) for name in "ab"}
         optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
@@ -161,7 +167,8 @@ def a_gradient_that_nobody_has_keeps_its_learning_rate():
     assert torch.equal(last_average_of_b([0.5, 0.25, 0.125], without_b=1), expected)
 
 
-def unused_layers_are_stepped_as_ddp_steps_them():
+@on_workers(2)
+def test_unused_layers_are_stepped_as_ddp_steps_them():
     """If no worker uses a layer in a step, its momentum and weight decay are not applied either."""
     nets = []
     for hook in (False, True):
@@ -201,7 +208,8 @@ def scaled(optimizer_of, clips=False, unused=False):
     return flat(net)
 
 
-def a_scaler_unscales_averages():
+@on_workers(2)
+def test_a_scaler_unscales_averages():
     for unused in (False, True):
         for clips in (False, True):
             net = Net()
@@ -228,7 +236,8 @@ def a_scaler_unscales_averages():
                 assert torch.allclose(weights, flat(net), atol=1e-6), (unused, clips, has_scaler)
 
 
-def gradients_that_are_changed_before_they_are_averaged_are_refused():
+@on_workers(2)
+def test_gradients_that_are_changed_before_they_are_averaged_are_refused():
     net = Net()
     optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), {})
     train_once(net, optimizer)
@@ -288,7 +297,8 @@ def distributed(params):
     return net, optimizer, optimizer.compression_state
 
 
-def dropped_gradients_leave_no_trace():
+@on_workers(2)
+def test_dropped_gradients_leave_no_trace():
     """As in a GAN: backward of G also makes gradients of D, which are dropped before D's step."""
     for make in (hooked, distributed, sharded):
         for params in (ONEBIT, TOPK, DGC, {**TOPK, "momentum": "nesterov"}, {}):
@@ -315,7 +325,8 @@ def full(parameter):
     return whole.detach().clone()
 
 
-def the_first_drop_is_told_and_every_drop_is_taken_back():
+@on_workers(2)
+def test_the_first_drop_is_told_and_every_drop_is_taken_back():
     for make in (hooked, distributed):
         model, optimizer, state = make(ONEBIT)
         for step in range(2):
@@ -345,7 +356,8 @@ def _finish_a_drop(state):
     state.gradients.undo.begin()
 
 
-def skipped_steps_do_not_move_momentum():
+@on_workers(2)
+def test_skipped_steps_do_not_move_momentum():
     """One layer overflows. The compressor sends all elements, so weights are those of DDP."""
     lossless = {"compressor": "topk", "k": 10**6, "momentum": "nesterov"}
 
@@ -375,7 +387,8 @@ def skipped_steps_do_not_move_momentum():
             assert torch.allclose(trained_with(lossless, scales), plain, atol=1e-6), scales
 
 
-def an_optimizer_that_steps_twice_with_a_closure_needs_a_context():
+@on_workers(2)
+def test_an_optimizer_that_steps_twice_with_a_closure_needs_a_context():
     """SAM: the first averages serve to find a point, and only the averages there are applied."""
 
     class Sam(torch.optim.Optimizer):
@@ -434,7 +447,8 @@ def an_optimizer_that_steps_twice_with_a_closure_needs_a_context():
         train_by_sam(make)
 
 
-def gradients_that_are_added_before_they_are_dropped_leave_no_trace():
+@on_workers(2)
+def test_gradients_that_are_added_before_they_are_dropped_leave_no_trace():
     """As in the tutorials' GAN: nobody resets D's used gradients before backward of G."""
     for make in (hooked, sharded):
         weights = []
@@ -451,7 +465,8 @@ def gradients_that_are_added_before_they_are_dropped_leave_no_trace():
         assert all(map(torch.equal, *weights)), make
 
 
-def a_checkpoint_leaves_out_gradients_that_nobody_used():
+@on_workers(2)
+def test_a_checkpoint_leaves_out_gradients_that_nobody_used():
     for make in (hooked, sharded):
 
         def iterate(model, optimizer, steps):
@@ -488,7 +503,8 @@ def local(parameter):
     return getattr(parameter, "to_local", lambda: parameter)()
 
 
-def averages_that_backward_adds_to_are_one_step():
+@on_workers(2)
+def test_averages_that_backward_adds_to_are_one_step():
     """Two synchronised backward passes a step. Error feedback makes up for both."""
     without_momentum = {**ONEBIT, "momentum": None}
     for make in (hooked, sharded, with_an_empty_shard):
@@ -526,7 +542,8 @@ class TwoHeads(torch.nn.Module):
         return self.heads[head](self.trunk(x).relu())
 
 
-def losses_of_several_heads_have_a_backward_each():
+@on_workers(2)
+def test_losses_of_several_heads_have_a_backward_each():
     """Pass 1 uses other layers than pass 2, also on one of the workers only."""
     rank, blockwise = dist.get_rank(), {"compressor": "blockwise", "bits": 2, "ef": "vanilla"}
     for heads in ((0, 1), (rank, 1 - rank), (rank, 0)):
@@ -568,7 +585,8 @@ def heads_averaged(params, heads, count, view):
     return {name: gradients / count for name, gradients in total.items()}
 
 
-def gradients_of_autograd_grad_change_nothing():
+@on_workers(2)
+def test_gradients_of_autograd_grad_change_nothing():
     """A norm is logged between a backward that is dropped and zero_grad."""
     weights = []
     for logs in (False, True):
@@ -586,7 +604,8 @@ def gradients_of_autograd_grad_change_nothing():
     assert torch.equal(*weights)
 
 
-def two_optimizers_may_be_given_all_names():
+@on_workers(2)
+def test_two_optimizers_may_be_given_all_names():
     def trained_by(own_names):
         net = Net()
         layers = [net.first, net.second], [net.last]
@@ -614,7 +633,8 @@ def two_optimizers_may_be_given_all_names():
     assert torch.equal(trained_by(True), trained_by(False))
 
 
-def a_second_state_must_not_take_the_momentum_again():
+@on_workers(2)
+def test_a_second_state_must_not_take_the_momentum_again():
     for params in (ONEBIT, DGC):
         net, optimizer, ddp, state = wrapped(params)
         train(net, optimizer, ddp, range(2))
@@ -627,7 +647,8 @@ def a_second_state_must_not_take_the_momentum_again():
         state.close()
 
 
-def a_gradient_is_averaged_by_one_distributed_optimizer():
+@on_workers(2)
+def test_a_gradient_is_averaged_by_one_distributed_optimizer():
     def state_under_ddp(net):
         state = bps.CompressionState(net.named_parameters(), TOPK)
         DistributedDataParallel(net).register_comm_hook(state, bps.compression_hook)
@@ -675,7 +696,8 @@ def gradients_of_two(model, make):
     return gradients
 
 
-def momentum_refuses_a_second_average_in_a_step():
+@on_workers(2)
+def test_momentum_refuses_a_second_average_in_a_step():
     net, optimizer, ddp, state = wrapped(ONEBIT)
     loss_of(ddp, 0).backward()
     second = loss_of(ddp, 1)
@@ -683,7 +705,8 @@ def momentum_refuses_a_second_average_in_a_step():
     state.close()
 
 
-def a_step_that_fails_is_started_anew():
+@on_workers(2)
+def test_a_step_that_fails_is_started_anew():
     """As in a notebook: backward fails, or the user skips a step."""
 
     class Fails(torch.autograd.Function):
@@ -753,7 +776,8 @@ def plain_sgd(net):
     return torch.optim.SGD(net.parameters(), lr=1.0)
 
 
-def an_error_that_one_worker_catches_is_noticed_by_all():
+@on_workers(2)
+def test_an_error_that_one_worker_catches_is_noticed_by_all():
     """As with fairseq's loop, which drops the batch of a worker that is out of memory."""
     rank, said = dist.get_rank(), "worker 1 is in another step than other workers"
     for params in ({}, SIGNS, TOPK):
@@ -778,7 +802,8 @@ def an_error_that_one_worker_catches_is_noticed_by_all():
         optimizer.compression_state.close()
 
 
-def transfers_of_other_tensors_are_refused():
+@on_workers(2)
+def test_transfers_of_other_tensors_are_refused():
     """The step is the same. The workers exchange its gradients in different orders."""
     said = "worker 1 exchanges other tensors than other workers"
     order = ("ab", "ba")[dist.get_rank()]
@@ -797,7 +822,8 @@ def transfers_of_other_tensors_are_refused():
         state.close()
 
 
-def other_learning_rates_are_noticed_without_compression():
+@on_workers(2)
+def test_other_learning_rates_are_noticed_without_compression():
     net = Layers(200)
     optimizer = bps.DistributedOptimizer(plain_sgd(net), net.named_parameters())
     for step in range(2):
@@ -831,7 +857,8 @@ class Tied(torch.nn.Module):
         return self.decoder(self.middle(x).tanh())
 
 
-def a_tied_weight_under_two_names_is_one_parameter():
+@on_workers(2)
+def test_a_tied_weight_under_two_names_is_one_parameter():
     both = [name for name, _ in Tied().named_parameters(remove_duplicate=False)]
     names = {"both": both}
     for kind, left_out in (("once", "decoder.weight"), ("second", "encoder.weight")):
@@ -915,7 +942,8 @@ class Odd(torch.nn.Module):
         return self.linear(x) * self.scale.exp() + sum(p.sum() for p in self.none)
 
 
-def scalar_and_empty_parameters():
+@on_workers(2)
+def test_scalar_and_empty_parameters():
     for algorithm in ALGORITHMS:
         weights = []
         for scalar in (True, False):
@@ -938,7 +966,8 @@ def scalar_and_empty_parameters():
         assert torch.equal(*weights), algorithm
 
 
-def another_default_device_changes_nothing():
+@on_workers(2)
+def test_another_default_device_changes_nothing():
     """The default device of the tensors that a script makes, not of its model."""
     automatic = {"compressor": "auto"}
     settings = [(params, None) for params in (SIGNS, TOPK, automatic, {})]
@@ -969,7 +998,8 @@ def another_default_device_changes_nothing():
             assert torch.equal(*weights), (params, algorithm)
 
 
-def states_that_are_dropped_leave_no_threads():
+@on_workers(2)
+def test_states_that_are_dropped_leave_no_threads():
     """The workers' garbage collectors find them at different times."""
     local_steps = {"name": "local_steps", "every": 2}
 
@@ -1015,7 +1045,8 @@ class Complex(torch.nn.Module):
         return (self.complex * x).abs().sum() * self.real.sum() + (self.turned * 1j).real.sum()
 
 
-def complex_parameters():
+@on_workers(2)
+def test_complex_parameters():
     def run(model, optimizer, step=lambda: None):
         for i in range(3):
             generator = torch.Generator().manual_seed(10 * i + dist.get_rank())
@@ -1047,7 +1078,8 @@ def complex_parameters():
         state.close()
 
 
-def complex_parameters_fully_sharded():
+@on_workers(2)
+def test_complex_parameters_fully_sharded():
     from torch.distributed.fsdp import fully_shard
 
     def gradient(params):
@@ -1080,7 +1112,8 @@ class Embedded(torch.nn.Module):
         return self.head(x).pow(2).sum()
 
 
-def sparse_gradients():
+@on_workers(2)
+def test_sparse_gradients():
     def run(model, optimizer, sometimes=False):
         for step in range(4):
             generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
@@ -1136,7 +1169,8 @@ def sparse_gradients():
     optimizer.compression_state.close()
 
 
-def residuals_are_of_the_same_elements_in_every_memory_format():
+@on_workers(2)
+def test_residuals_are_of_the_same_elements_in_every_memory_format():
     def residual(memory_format, hook):
         torch.manual_seed(0)
         net = torch.nn.Conv2d(4, 8, 3).to(memory_format=memory_format)
@@ -1166,7 +1200,8 @@ def residuals_are_of_the_same_elements_in_every_memory_format():
             assert torch.allclose(averaged, gradient, rtol=1e-4, atol=1e-4)
 
 
-def numbers_of_every_kind():
+@on_workers(2)
+def test_numbers_of_every_kind():
     rank, push_pull = dist.get_rank(), bps.push_pull
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         most = torch.iinfo(dtype).max
@@ -1223,7 +1258,8 @@ def numbers_of_every_kind():
 # Parameters that appear later
 
 
-def parameters_that_are_not_averaged_are_refused():
+@on_workers(2)
+def test_parameters_that_are_not_averaged_are_refused():
     net = Net()
     net.second.weight.requires_grad_(False)
     optimizer, ddp = sgd(net), DistributedDataParallel(net)
@@ -1246,7 +1282,8 @@ def parameters_that_are_not_averaged_are_refused():
 # What workers must share
 
 
-def workers_that_would_drift_apart_are_refused():
+@on_workers(2)
+def test_workers_that_would_drift_apart_are_refused():
     rank = dist.get_rank()
 
     def hook(optimizer_of, **more):
@@ -1297,7 +1334,8 @@ def workers_that_would_drift_apart_are_refused():
                 optimizer.step()
 
 
-def single_tensors_that_differ_are_refused():
+@on_workers(2)
+def test_single_tensors_that_differ_are_refused():
     rank, push_pull = dist.get_rank(), bps.push_pull
     for said, call in (
         ('has name "b" for push_pull', lambda: push_pull(torch.ones(3), name="ab"[rank])),
@@ -1323,7 +1361,8 @@ def single_tensors_that_differ_are_refused():
     raised(RuntimeError, 'has class "Adam"', lambda: bps.broadcast_optimizer_state(others[rank]))
 
 
-def checkpoints_that_differ_are_refused_by_all():
+@on_workers(2)
+def test_checkpoints_that_differ_are_refused_by_all():
     net, optimizer, ddp, state = wrapped(ONEBIT)
     train(net, optimizer, ddp, range(2))
     early = state.state_dict()
@@ -1363,7 +1402,8 @@ class Noisy(torch.optim.SGD):
                 parameter.add_(0.01 * torch.randn(parameter.shape, generator=random))
 
 
-def weights_that_drift_apart_are_told():
+@on_workers(2)
+def test_weights_that_drift_apart_are_told():
     def train_until_told(distributes, params):
         model = net = Net()
         optimizer = Noisy(net.parameters(), lr=0.1)
@@ -1386,7 +1426,8 @@ def weights_that_drift_apart_are_told():
             raised(RuntimeError, said, functools.partial(train_until_told, distributes, params))
 
 
-def parameters_outside_of_ddp_are_told():
+@on_workers(2)
+def test_parameters_outside_of_ddp_are_told():
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     inner = DistributedDataParallel(net.second)
@@ -1401,7 +1442,8 @@ def parameters_outside_of_ddp_are_told():
     state.close()
 
 
-def memory_between_weights_may_differ():
+@on_workers(2)
+def test_memory_between_weights_may_differ():
     memory = torch.full((90, 40), float(dist.get_rank()))
     for model_of in (lambda net: net, DistributedDataParallel):
         net = Net()
@@ -1419,7 +1461,8 @@ def memory_between_weights_may_differ():
         state.close()
 
 
-def copies_say_what_they_are():
+@on_workers(2)
+def test_copies_say_what_they_are():
     net, optimizer, ddp, state = wrapped(ONEBIT)
     train(net, optimizer, ddp, range(2))
     saved = state.state_dict()
@@ -1456,7 +1499,8 @@ def copies_say_what_they_are():
     optimizer.compression_state.close()
 
 
-def closing_gives_momentum_back():
+@on_workers(2)
+def test_closing_gives_momentum_back():
     net = Net()
     optimizer = sgd(net)
     ddp = DistributedDataParallel(net)
@@ -1482,7 +1526,8 @@ def closing_gives_momentum_back():
     del ddp
 
 
-def whole_numbers_of_numpy():
+@on_workers(2)
+def test_whole_numbers_of_numpy():
     import numpy as np
 
     net = Net()
@@ -1502,7 +1547,8 @@ def whole_numbers_of_numpy():
     optimizer.compression_state.close()
 
 
-def whoever_waits_is_told_of_an_error_at_the_end():
+@on_workers(2)
+def test_whoever_waits_is_told_of_an_error_at_the_end():
     """Values cannot be written back to an expanded view."""
     state = bps.CompressionState({"w": torch.nn.Parameter(torch.zeros(3))}.items(), {})
     values = torch.zeros(1, dtype=torch.float16).expand(3)
@@ -1513,7 +1559,8 @@ def whoever_waits_is_told_of_an_error_at_the_end():
     raised(RuntimeError, said, lambda: bps.push_pull_inplace(values, name="expanded"))
 
 
-def everything_is_averaged_once():
+@on_workers(2)
+def test_everything_is_averaged_once():
     """step() after synchronize(), without skip_synchronize(), does not average again."""
     results = []
     for synchronizes in (False, True):
@@ -1536,7 +1583,8 @@ def everything_is_averaged_once():
 # Rounds of init and shutdown
 
 
-def rounds_of_init_and_shutdown_leave_nothing():
+@on_workers(2)
+def test_rounds_of_init_and_shutdown_leave_nothing():
     bps.shutdown()
     counts = []
     for number in range(4):
