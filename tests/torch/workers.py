@@ -26,7 +26,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 import pytest
 
 from tests.processes import clean_environ, free_port
-from tests.torch import forked
+from tests.torch import emulated, forked
 
 _MOST = 3  # kinds of standing workers; idle ones need memory
 _TIMEOUT = 100  # seconds that a body may take
@@ -35,6 +35,8 @@ _OTHERS = 1  # seconds to wait for further workers to say why they failed
 
 def on_workers(*counts: int, **variables: Any) -> Callable[[Callable[..., None]], Callable]:
     """Let the body of a test run on so many workers, with these environment variables.
+
+    If EMULATED_GPU is set to the folder of an emulator, tensors are on an emulated GPU.
 
     With several counts, there is a test for each. The body's arguments are pytest's; they must be
     picklable.
@@ -154,11 +156,20 @@ class _Workers:
         self._folder.cleanup()
 
 
+def _call(module: str, name: str, arguments: Mapping[str, Any]) -> None:
+    """Run a body in this worker."""
+    import gluon_gc.torch as bps  # a forked process has imported it
+
+    bps.init()
+    if "EMULATED_GPU" in os.environ:
+        emulated.start(os.environ["EMULATED_GPU"])
+    _body(getattr(importlib.import_module(module), name))(**arguments)
+    bps.shutdown()
+
+
 def _work(environment: Dict[str, str], log: str, connection: Connection) -> None:
     """Run bodies in a forked process."""
     forked.become(environment, log)
-    import gluon_gc.torch as bps  # the server has imported it
-
     while True:
         try:
             module, name, arguments, port = connection.recv()
@@ -167,9 +178,7 @@ def _work(environment: Dict[str, str], log: str, connection: Connection) -> None
         before = {**os.environ, "MASTER_PORT": str(port)}
         os.environ.update(before)
         try:
-            bps.init()
-            _body(getattr(importlib.import_module(module), name))(**arguments)
-            bps.shutdown()
+            _call(module, name, arguments)
             gc.collect()
         except BaseException:
             connection.send(traceback.format_exc())
@@ -178,3 +187,7 @@ def _work(environment: Dict[str, str], log: str, connection: Connection) -> None
         os.environ.update(before)
         sys.stdout.flush()
         connection.send("")
+
+
+if __name__ == "__main__":
+    _call(*sys.argv[1:], {})
