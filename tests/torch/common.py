@@ -1,10 +1,7 @@
 """Code that the workers' jobs share: a network, training loops, and checks."""
 
 import logging
-import os
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
 from gluon_gc.log import logger
-from tests.torch import emulated
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"}
 TOPK = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
@@ -149,19 +145,3 @@ def logged():
         yield lines
     finally:
         logger.removeHandler(handler)
-
-
-def do_jobs(jobs):
-    """Run the jobs of the command line, `JOB[,JOB...] [FOLDER]`, in a worker.
-
-    `jobs` maps names to functions. If EMULATED_GPU is set, tensors are on an emulated GPU.
-    """
-    bps.init()
-    if "EMULATED_GPU" in os.environ:
-        emulated.start(os.environ["EMULATED_GPU"])
-    names, *folder = sys.argv[1:]
-    for name in names.split(","):
-        if dist.get_rank() == 0:
-            print(f"-- {name}", flush=True)
-        jobs[name](*map(Path, folder))
-    bps.shutdown()

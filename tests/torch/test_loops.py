@@ -1,4 +1,4 @@
-"""Training loops as users write them, as jobs of two workers that jobs.py runs.
+"""Training loops as users write them.
 
 Each loop is compared with DistributedDataParallel, or with another loop that is known to be right.
 """

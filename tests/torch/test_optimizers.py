@@ -1,4 +1,4 @@
-"""Training loops with schedules, scalers and unusual optimizers, as jobs of two workers.
+"""Training loops with schedules, scalers and unusual optimizers.
 
 Each loop is compared with DistributedDataParallel. Compression sends all elements there, so that
 the weights must be equal but for rounding.

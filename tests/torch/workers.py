@@ -156,14 +156,14 @@ class _Workers:
         self._folder.cleanup()
 
 
-def _call(module: str, name: str, arguments: Mapping[str, Any]) -> None:
+def _call(module: str, name: str, *arguments: Any, **named: Any) -> None:
     """Run a body in this worker."""
     import gluon_gc.torch as bps  # a forked process has imported it
 
     bps.init()
     if "EMULATED_GPU" in os.environ:
         emulated.start(os.environ["EMULATED_GPU"])
-    _body(getattr(importlib.import_module(module), name))(**arguments)
+    _body(getattr(importlib.import_module(module), name))(*arguments, **named)
     bps.shutdown()
 
 
@@ -178,7 +178,7 @@ def _work(environment: Dict[str, str], log: str, connection: Connection) -> None
         before = {**os.environ, "MASTER_PORT": str(port)}
         os.environ.update(before)
         try:
-            _call(module, name, arguments)
+            _call(module, name, **arguments)
             gc.collect()
         except BaseException:
             connection.send(traceback.format_exc())
@@ -190,4 +190,4 @@ def _work(environment: Dict[str, str], log: str, connection: Connection) -> None
 
 
 if __name__ == "__main__":
-    _call(*sys.argv[1:], {})
+    _call(*sys.argv[1:])
