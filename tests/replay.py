@@ -57,7 +57,8 @@ class Exchange:
         self.workers = [node(params, rank) for rank in range(workers)]
         self.server = None
         if not params.compressor.traits.summable and params.exchange != "gather":
-            self.server = node(params.aggregators, 0)  # it draws as worker 0 does
+            repeats = params.compressor.name == "dithering"  # the random numbers of worker 0
+            self.server = node(params.aggregators, 0 if repeats else 2**32)
 
     @property
     def nodes(self) -> List[Any]:

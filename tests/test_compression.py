@@ -15,6 +15,7 @@ from gluon_gc.compression import (
     users_of,
 )
 from gluon_gc.compression.ignored import ignored, warn_of_ignored
+from gluon_gc.compression.params import _warn_of_bias
 from gluon_gc.options import listed
 from tests.compressors import params_of
 
@@ -402,14 +403,29 @@ def test_every_node_has_a_stream_of_its_own_unless_all_draw_alike(seed):
         assert (start(name, 0, 0, 0) == start(name, 0, 0, 100)) == (seed is not None)
 
 
-def test_with_a_seed_the_aggregator_draws_what_worker_0_draws_else_what_nobody_does():
-    def start(node, seed):
-        params = parse({"compressor": "dithering", "k": 2, "seed": seed})
+def test_with_a_seed_dithering_draws_on_the_aggregator_what_worker_0_draws():
+    def start(node, seed, **compressor):
+        params = parse({**compressor, "seed": seed})
         return stream.start(params, 100, node, 5, 0, b"entropy")
 
-    assert start(None, seed=7) == start(0, seed=7) == (7 + 5,) * 2
-    workers = {start(node, seed=None) for node in range(5)}
-    assert len(workers | {start(None, seed=None)}) == 6
+    dithering = {"compressor": "dithering", "k": 2}
+    assert start(None, 7, **dithering) == start(0, 7, **dithering) == (7 + 5,) * 2
+    for seed, others in ((None, dithering), (7, {"compressor": "blockwise", "stochastic": True})):
+        workers = {start(node, seed, **others) for node in range(5)}
+        assert len(workers | {start(None, seed, **others)}) == 6
+
+
+def test_dithering_with_a_seed_is_warned_of_once_if_the_sum_is_compressed(logged):
+    params = {"compressor": "dithering", "k": 2}
+    _warn_of_bias.cache_clear()
+    parse(params)
+    parse({**params, "seed": 3, "exchange": "gather"})
+    parse({"compressor": "blockwise", "stochastic": True, "seed": 3})
+    assert not logged.messages
+    for _ in range(2):
+        parse({**params, "seed": 3})
+    (text,) = logged.messages
+    assert text.startswith("dithering with a seed makes the average biased")
 
 
 def test_randomk_is_scaled_unless_it_is_said_as_bytepss_scripts_do():

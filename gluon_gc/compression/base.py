@@ -32,12 +32,16 @@ class Compressor:
         Properties of the compressor, which the compiled library reports.
     full : bool
         Whether payloads of varying length nearly always have their maximum length.
+    aggregator_repeats : bool
+        Whether the aggregator draws the random numbers of worker 0 if there is a seed, as in
+        BytePS. This makes the average biased.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     traits: ClassVar[kernels.Traits]
     full: ClassVar[bool] = False
+    aggregator_repeats: ClassVar[bool] = False
 
     @classmethod
     def keys(cls) -> Dict[str, Option]:

@@ -33,6 +33,9 @@ class Dithering(Compressor):
     codes. Fixed width takes 1 + ceil(log2(k + 1)) bits an element. The other writes Elias-delta
     codes of the levels that are not 0 and of the distances between them. GPUs write fixed width.
 
+    With a seed, averages are biased, as in BytePS: the sum is rounded with the random numbers of
+    worker 0. With levels of the l2 norm, they become several times too large.
+
     References
     ----------
     Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
@@ -42,6 +45,7 @@ class Dithering(Compressor):
 
     name = "dithering"
     description = "unbiased stochastic rounding of each element to 0 or one of k levels"
+    aggregator_repeats = True
 
     k: int = Option(
         (numbers.Real,),

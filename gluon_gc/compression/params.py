@@ -9,6 +9,7 @@ from typing import Any, Dict, Mapping, Optional, Type
 import numpy as np
 
 from .. import kernels
+from ..log import logger
 from .base import Compressor, registry
 from .known_keys import AUTO, common, is_for, keys_that_are_on
 from .plain_adam import is_adam
@@ -251,6 +252,8 @@ def parse(
             f"compression_params['ef_decay'] needs 'ef', got {values['ef_decay']!r} without error "
             "feedback: add 'ef': 'vanilla', or leave the key out"
         )
+    if kind.aggregator_repeats and values.get("seed") and exchange == "two_way":
+        _warn_of_bias(name)
     return CompressionParams(
         ef=values.pop("ef", None),
         ef_decay=float(values.pop("ef_decay", 1)),
@@ -259,6 +262,15 @@ def parse(
         nesterov=has_momentum or nesterov or not accumulates,
         exchange=exchange,
         compressor=_compressor(kind, values),
+    )
+
+
+@lru_cache(maxsize=None)  # one warning per process
+def _warn_of_bias(name: str) -> None:
+    logger.warning(
+        "%s with a seed makes the average biased, because the sum is rounded with the random "
+        "numbers of worker 0, as in BytePS: leave out 'seed', or use 'exchange': 'gather'",
+        name,
     )
 
 

@@ -48,8 +48,8 @@ def start(
 ) -> State:
     """The initial state of a node's random stream for a chunk.
 
-    With a seed, the aggregator has the same stream as worker 0, as in BytePS. Without a seed it has
-    a stream of its own.
+    The aggregator has a stream of its own. But with a seed, it has the same stream as worker 0 if
+    the compressor's `aggregator_repeats` is True, as in BytePS.
 
     Parameters
     ----------
@@ -62,15 +62,14 @@ def start(
     index, begin, entropy
         See `unseeded`.
     """
-    compressor = params.compressor
+    compressor, aggregator = params.compressor, _AGGREGATOR
     draws_alike = compressor.traits.draws_alike
     if compressor.seed is None:
         state = unseeded(entropy, index, begin)
-        aggregator = _AGGREGATOR
     else:  # BytePS adds k to the seed for randomk
         k = params.codec(n, "float32").draws if draws_alike else 0
         state = seeded(compressor.seed + index + k)
-        aggregator = 0
+        aggregator = 0 if compressor.aggregator_repeats else _AGGREGATOR
     if not draws_alike:
         kernels.jump_to_worker(state, aggregator if node is None else node)
     first, second = state.tolist()
