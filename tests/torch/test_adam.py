@@ -28,8 +28,8 @@ from tests.torch.common import (
     raised,
     step_with_closures,
 )
-from tests.torch.test_workers import link_of
 from tests.torch.test_algorithm import ONEBIT, SHAPES, gradients_of, loaded, replayed_mean, saved
+from tests.torch.test_workers import link_of
 from tests.torch.workers import on_workers, run
 
 FREEZE = {"name": "onebit_adam", "freeze_step": 5}

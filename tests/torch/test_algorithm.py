@@ -23,7 +23,6 @@ from gluon_gc.compression import parse
 from gluon_gc.options import whole
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
-from tests.test_adding_an_algorithm import copy_with_the_algorithm
 from tests.torch import scripts
 from tests.torch.common import (
     TOPK,
@@ -801,6 +800,8 @@ def an_algorithm_that_was_added_trains():
 
 
 def test_the_algorithm_of_the_docs_trains_in_a_tree_that_has_it(tmp_path):
+    from tests.test_adding_an_algorithm import copy_with_the_algorithm  # that tree has no docs
+
     copy_with_the_algorithm(tmp_path)
     file, *words = scripts.body_of(an_algorithm_that_was_added_trains)
     file = tmp_path / file.relative_to(scripts.HERE.parents[1])

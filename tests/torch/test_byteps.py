@@ -32,7 +32,7 @@ from tests.torch.common import (
     trained,
 )
 from tests.torch.test_cross_barrier import cross_barrier
-from tests.torch.workers import on_workers, run
+from tests.torch.workers import on_workers
 
 SCRIPTS = Path(__file__).parents[1] / "byteps_scripts" / "pytorch"
 BENCHMARK = "--no-cuda --batch-size 4 --num-warmup-batches 3 --num-iters 2 --num-batches-per-iter 2"

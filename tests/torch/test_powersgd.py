@@ -29,8 +29,8 @@ from tests.torch.common import (
     sgd,
     step_with_closures,
 )
-from tests.torch.test_workers import link_of
 from tests.torch.test_algorithm import ONEBIT, loaded, saved
+from tests.torch.test_workers import link_of
 from tests.torch.workers import on_workers, run
 
 SHAPES = {"conv": (16, 8, 3, 3), "embedding": (60, 9), "bias": (7,), "tiny": (3, 3)}
