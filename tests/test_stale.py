@@ -141,6 +141,27 @@ def test_an_update_does_not_ignore_what_has_been_averaged():
     np.testing.assert_array_equal(params[1].data().asnumpy(), 1)
 
 
+def test_averages_that_the_script_has_applied_are_not_exchanged_again():
+    params, trainer = make(SHAPES, {"learning_rate": 1.0})
+    backward(params, gradients(0, SHAPES))
+    trainer.allreduce_grads(1)
+    for param in params:
+        param.set_data(param.data() - param.grad())
+    trainer.applied()
+    step(params, trainer, 1, [1], ignore_stale_grad=True)
+    for i, param in enumerate(params):
+        expected = 1 - gradients(0, SHAPES)[i] - gradients(1, SHAPES)[i] * (i == 1)
+        np.testing.assert_allclose(param.data().asnumpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_averages_are_no_fresh_gradients_of_a_step():
+    params, trainer = make(SHAPES, OPTIMIZER)
+    backward(params, gradients(0, SHAPES))
+    trainer.allreduce_grads(4)
+    with pytest.raises(UserWarning, match="since last `step` or `allreduce_grads`"):
+        trainer.step(4)
+
+
 def test_a_step_that_nobody_has_a_fresh_gradient_for_sends_nothing(monkeypatch):
     params, trainer = make(SHAPES, OPTIMIZER, ONEBIT, max_grad_norm=1.0, on_nonfinite="skip")
     step(params, trainer, 0, [0, 1, 2])

@@ -6,6 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from common.stats import stats_table
+from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 
 import gluon_gc as bps
@@ -192,6 +193,48 @@ def test_gradients_can_be_clipped_between_allreduce_and_update():
     mx.gluon.utils.clip_global_norm(params[0].list_grad(), 20.0)
     trainer.update(4)
     np.testing.assert_allclose(params[0].data().asnumpy(), np.full(100, 1 - 0.5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss_scaler", [None, LossScaler])
+@pytest.mark.parametrize("before", ["nothing", "step", "separate", "skipped"])
+def test_an_update_without_averages_is_that_of_gluons_trainer(before, loss_scaler):
+    shapes, optimizer = [(4, 3), (5,)], {"learning_rate": 0.1, "rescale_grad": 0.5}
+
+    def run(params, trainer, ours):
+        if loss_scaler is not None:
+            trainer._amp_loss_scaler, trainer._amp_original_scale = loss_scaler(), 0.5
+
+        def run_backward(number, bad=False):
+            values = gradients(number, shapes)
+            if loss_scaler is not None:
+                scale = trainer._amp_loss_scaler.loss_scale
+                trainer._scale = 0.5 / scale  # as amp.scale_loss does
+                values = [value * np.float32(scale) for value in values]
+            if bad:
+                values[1][2] = np.inf
+            backward(params, values)
+
+        if before != "nothing" and (ours or before != "skipped" or loss_scaler):
+            run_backward(0, bad=before == "skipped")
+            if before == "separate":
+                trainer.allreduce_grads(8)
+                trainer.update(8)
+            else:
+                trainer.step(8)
+        for number in (1, 2, 3):
+            run_backward(number, bad=number == 2 and loss_scaler is not None)
+            trainer.update(4)
+        scaler = trainer._amp_loss_scaler if loss_scaler is not None else None
+        return [param.data().asnumpy() for param in params], scaler and scaler.loss_scale
+
+    ours, our_scale = run(*make(shapes, dict(optimizer), on_nonfinite="skip"), ours=True)
+    params, _ = make(shapes, {})
+    stock = Trainer(params, "sgd", dict(optimizer), kvstore=None)
+    stock.allreduce_grads = lambda _: None
+    theirs, scale = run(params, stock, ours=False)
+    for a, b in zip(ours, theirs):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert our_scale == scale
 
 
 def summed(trainer, params, batch_size, *given):

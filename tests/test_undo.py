@@ -85,10 +85,7 @@ def test_a_step_that_is_left_out_leaves_no_trace(example, kind):
 def loops(draw):
     """Draw steps: how many parameters have gradients, and the kind of a step that is left out."""
     kinds = draw(st.lists(st.sampled_from([None, *KINDS]), min_size=1, max_size=7))
-    after_unapplied = [False, *(kind == "unapplied" for kind in kinds)]
-    # After an unapplied step, its averages would count as fresh gradients of missing layers.
-    full = [kind == "unapplied" or after for kind, after in zip(kinds, after_unapplied)]
-    return [(3 if f else draw(st.integers(1, 3)), kind) for f, kind in zip(full, kinds)]
+    return [(draw(st.integers(1, 3)), kind) for kind in kinds]
 
 
 @settings(max_examples=25, deadline=None)
@@ -197,6 +194,112 @@ def test_adding_gradients_are_taken_back_if_the_script_says_so():
     assert_same(train(1), train(0))
 
 
+def test_an_error_in_the_block_is_no_reason_to_keep_an_adding_gradients_exchange():
+    def train(extra):
+        params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag", grad_req="add")
+        for step in range(3):
+            if extra:
+                backward(params, gradients(step + 10, SHAPES))
+                with pytest.raises(KeyError), trainer.not_applied():
+                    trainer.allreduce_grads(1)
+                    raise KeyError
+            for param in params:
+                param.zero_grad()
+            backward(params, gradients(step, SHAPES))
+            trainer.step(1)
+        return state_of(params, trainer)
+
+    assert_same(train(True), train(False))
+
+
+@mx.optimizer.register
+class Refusing(mx.optimizer.SGD):
+    """SGD that raises an error in an update if `refuses` is set."""
+
+    refuses = False
+
+    def update_multi_precision(self, *args):
+        if self.refuses:
+            raise ArithmeticError("too large")
+        super().update_multi_precision(*args)
+
+
+def refuse(params, trainer, number, *calls):
+    """Make a step whose update raises."""
+    backward(params, gradients(number, SHAPES))
+    trainer.optimizer.refuses = True
+    with pytest.raises(ArithmeticError):
+        for call in calls:
+            getattr(trainer, call)(1)
+    trainer.optimizer.refuses = False
+
+
+TOPK = {"compressor": "topk", "k": 0.3, "ef": "vanilla"}
+
+
+@pytest.mark.parametrize("compression", [TOPK, ONEBIT])
+@pytest.mark.parametrize(
+    "calls, on_nonfinite", [(["step"], "skip"), (["allreduce_grads", "update"], "raise")]
+)
+def test_a_step_whose_update_raises_is_taken_back(calls, on_nonfinite, compression):
+    def train(extra):
+        more = dict(optimizer="refusing", on_nonfinite=on_nonfinite)
+        params, trainer = make(SHAPES, {**OPTIMIZER, "wd": 0.01}, compression, **more)
+        for step in range(4):
+            if extra and step == 2:
+                refuse(params, trainer, 10, *calls)
+            backward(params, gradients(step, SHAPES))
+            trainer.step(1)
+        return state_of(params, trainer)
+
+    assert_same(train(True), train(False))
+
+
+@pytest.mark.parametrize("averages", [True, False])
+def test_an_update_that_finds_a_stale_gradient_changes_nothing(averages):
+    params, trainer = make(SHAPES, {**OPTIMIZER, "wd": 0.01}, ONEBIT)
+    for step in range(2):
+        backward(params, gradients(step, SHAPES))
+        trainer.allreduce_grads(1)
+        trainer.update(1)
+    before = state_of(params, trainer)
+    backward(params[1:], gradients(2, SHAPES)[1:])
+    if averages:
+        trainer.allreduce_grads(1)
+    with pytest.raises(UserWarning, match="`p0` on context"):
+        trainer.update(1)
+    with trainer.not_applied():  # takes the exchange back
+        pass
+    assert_same(state_of(params, trainer), before)
+
+
+def test_if_it_cannot_be_taken_back_the_script_says_how_it_goes_on():
+    def train(extra):
+        params, trainer = make(SHAPES, {"learning_rate": 0.1}, TOPK, optimizer="refusing")
+        for step in range(4):
+            if extra and step == 2:
+                refuse(params, trainer, step, "step")
+                for _ in range(2):
+                    backward(params, gradients(step + 1, SHAPES))
+                    with pytest.raises(RuntimeError, match=r"call trainer.applied\(\) on all work"):
+                        trainer.step(1)
+                trainer.applied()
+                continue
+            backward(params, gradients(step, SHAPES))
+            trainer.step(1)
+        return {name: a for name, a in state_of(params, trainer).items() if "weight" not in name}
+
+    assert_same(train(True), train(False))
+
+
+def test_an_update_that_raises_is_no_error_where_an_exchange_leaves_no_trace():
+    params, trainer = make(SHAPES, {"learning_rate": 0.1}, None, optimizer="refusing")
+    refuse(params, trainer, 0, "step")
+    backward(params, gradients(1, SHAPES))
+    trainer.step(1)
+    assert trainer._averaging.steps == 1
+
+
 def test_a_script_that_applies_averages_itself_says_so(logged):
     def train(says):
         params, trainer = make([(90,)], {"learning_rate": 1.0}, {**ONEBIT, "momentum": None})
@@ -226,7 +329,82 @@ def test_an_update_where_nothing_is_applied_is_refused(call):
             trainer.allreduce_grads(1)
             getattr(trainer, call)(1)
     np.testing.assert_array_equal(params[0].data().asnumpy(), before)
+    backward(params, gradients(1, SHAPES))
     trainer.step(1)
+
+
+@pytest.mark.parametrize("remedy", ["update", "not_applied"])
+def test_states_are_saved_before_an_exchange_or_after_its_update(remedy, tmp_path):
+    def train(saves):
+        params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")
+        for step in range(4):
+            backward(params, gradients(step, SHAPES))
+            trainer.allreduce_grads(1)
+            if step == 2 and saves:
+                with pytest.raises(RuntimeError, match=r"save_states\(\) cannot save.* of p2, "):
+                    trainer.save_states(str(tmp_path / "states"))
+            if step != 2 or remedy == "update":
+                trainer.update(1)
+            if step == 2 and saves:
+                if remedy == "not_applied":
+                    with trainer.not_applied():
+                        pass
+                trainer.save_states(str(tmp_path / "states"))
+                trainer.load_states(str(tmp_path / "states"))
+        return state_of(params, trainer)
+
+    assert_same(train(True), train(False))
+
+
+def test_a_cluster_is_suspended_without_an_exchange_that_is_not_applied():
+    def train(suspends):
+        bps.init()
+        params, _ = make(SHAPES, {})
+        options = dict(optimizer_params=dict(OPTIMIZER), compression_params=ONEBIT)
+        trainer = bps.DistributedTrainer(params, "nag", **options)
+        for step in range(4):
+            backward(params, gradients(step, SHAPES))
+            if step == 2:
+                trainer.allreduce_grads(1)
+            else:
+                trainer.step(1)
+            if step == 2 and suspends:
+                bps.suspend()
+                bps.resume(1, 0)
+        result = state_of(params, trainer)
+        bps.shutdown()
+        return result
+
+    assert_same(train(True), train(False))
+
+
+def test_averages_of_a_block_that_raised_are_not_applied():
+    params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")
+    backward(params, gradients(0, SHAPES))
+    before = params[0].data().asnumpy()
+    with pytest.raises(KeyError), trainer.not_applied():
+        trainer.allreduce_grads(1)
+        raise KeyError
+    trainer.update(1, ignore_stale_grad=True)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), before)
+
+
+def test_an_exchange_that_did_not_start_is_not_taken_back():
+    def train(fails):
+        params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")
+        for step in range(4):
+            if fails and step == 2:
+                params[0].cast("float64")
+                backward(params[:1], gradients(9, SHAPES)[:1])
+                with pytest.raises(ValueError, match="must have 210 elements of float32"):
+                    trainer.allreduce_grads(1)
+                params[0].cast("float32")
+            backward(params, gradients(step, SHAPES))
+            trainer.allreduce_grads(1)
+            trainer.update(1)
+        return state_of(params, trainer)
+
+    assert_same(train(True), train(False))
 
 
 def test_an_algorithm_has_no_exchanges_to_take_back():

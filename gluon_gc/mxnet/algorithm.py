@@ -185,11 +185,13 @@ class AlgorithmAveraging(Averaging):
     def step(
         self,
         optimizer: Optimizer,
+        batch_size: float,
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
+        scale /= batch_size
         if self._algorithm.averages_gradients:
             self._step_of_all(optimizer, scale, scaler, update)
             return

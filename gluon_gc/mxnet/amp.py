@@ -42,8 +42,15 @@ class AgreedLossScaler:
 
     def check(self, params: Sequence[Parameter], about: Facts) -> bool:
         """Whether one of these gradients overflowed on any worker in this step; waits for them."""
-        overflows = self._total(nonfinite_gradients(params), about).asscalar()
-        self._overflow = self._scaler.has_overflow([_Verdict(overflows == 0)])
+        return self._decide(self._total(nonfinite_gradients(params), about))
+
+    def check_alone(self, params: Sequence[Parameter]) -> bool:
+        """Whether one of these gradients overflowed on this worker; waits for them."""
+        return self._decide(nonfinite_gradients(params))
+
+    def _decide(self, overflows: NDArray) -> bool:
+        """Update the loss scale, given the number of overflows. Return whether there is one."""
+        self._overflow = self._scaler.has_overflow([_Verdict(overflows.asscalar() == 0)])
         return self._overflow
 
     def has_overflow(self, params: Sequence[Parameter]) -> bool:

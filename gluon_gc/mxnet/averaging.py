@@ -133,18 +133,19 @@ class Averaging(ABC):
     def step(
         self,
         optimizer: Optimizer,
+        batch_size: float,
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
-        """Make a step with gradients times `scale`.
+        """Make a step with gradients times `scale` / `batch_size`.
 
         Parameters
         ----------
         optimizer : Optimizer
             The optimizer that `update` applies.
-        scale : float
+        batch_size, scale : float
         ignore_stale_grad : bool
             As in `DistributedTrainer.step`.
         scaler : AgreedLossScaler, optional
@@ -166,6 +167,14 @@ class Averaging(ABC):
 
     def require_applied(self, call: str) -> None:
         """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""
+        return
+
+    def leave_out_unapplied(self) -> None:
+        """Take the last exchange back if no update has applied it. All workers call this."""
+        return
+
+    def require_settled(self, call: str) -> None:
+        """Raise RuntimeError if `call` would save an exchange that may still be taken back."""
         return
 
     @abstractmethod

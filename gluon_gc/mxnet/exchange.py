@@ -55,7 +55,7 @@ class Exchange(WorkerGroup):
     channels : Channels
         The declared tensors, and the channels that carry them.
     owners : dict
-        Weak references to the objects that have declared tensors named "NAME....", by NAME, in the
+        Weak references to each `Averaging`, whose tensors are named "NAME....", by NAME, in the
         same order on all workers.
     when_declared : callable
         Is called with the names of new tensors after they are declared.

@@ -1,8 +1,9 @@
-"""Fresh gradients, which backward has written since the last update, and stale ones.
+"""Fresh gradients, which backward has written since the last exchange, and stale ones.
 
 MXNet marks a parameter's array when backward writes its gradient. gluon.Trainer removes the mark
-when it updates the parameter. A stale gradient holds an earlier step's average, or uninitialized
-memory, so it counts as zeros.
+when it updates the parameter. Here the exchange removes the mark, and the update of its averages
+sets it again before gluon.Trainer looks for it. A stale gradient holds an earlier average, or
+uninitialized memory, so it counts as zeros.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Iterable, Iterator, List, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 
 from ..agreement import Facts
 from .exchange import Exchange
@@ -19,12 +21,18 @@ from .gradient import legacy
 from .totals import total
 
 
-def _stale(params: Iterable[Parameter]) -> Iterator[Tuple[Parameter, mx.Context]]:
-    """The parameters with a stale gradient, and the contexts on which it is stale."""
+def _stale(
+    params: Iterable[Parameter], averaged: Sequence[NDArray] = ()
+) -> Iterator[Tuple[Parameter, mx.Context]]:
+    """The parameters with a stale gradient, and the contexts on which it is stale.
+
+    The gradients of the arrays `averaged` were fresh when they were averaged, and count as fresh.
+    """
+    fresh = set(map(id, averaged))
     for param in params:
         if param.grad_req != "null":
             for data in param.list_data():
-                if not data._fresh_grad:
+                if not data._fresh_grad and id(data) not in fresh:
                     yield param, data.context
 
 
@@ -33,12 +41,12 @@ def first_stale(params: Iterable[Parameter]) -> str:
     return next((param.name for param, _ in _stale(params)), "")
 
 
-def require_fresh(params: Iterable[Parameter]) -> None:
-    """Raise UserWarning, as gluon.Trainer does, if a gradient is stale."""
-    for param, context in _stale(params):
+def require_fresh(params: Iterable[Parameter], averaged: Sequence[NDArray] = ()) -> None:
+    """Raise UserWarning, as gluon.Trainer does, if a gradient is stale; see `_stale`."""
+    for param, context in _stale(params, averaged):
         raise UserWarning(
             f"Gradient of Parameter `{param.name}` on context {context} has not been updated by "
-            "backward since last `step`. If this is intended, call step with "
+            "backward since last `step` or `allreduce_grads`. If this is intended, call step with "
             "ignore_stale_grad=True on all workers"
         )
 
@@ -97,9 +105,16 @@ def _renew(param: Parameter) -> None:
             data._fresh_grad = True
 
 
-def use_up(params: Iterable[Parameter]) -> None:
-    """Mark all gradients stale, because their step is left out."""
-    for param in params:
-        if param.grad_req != "null":
-            for data in param.list_data():
-                data._fresh_grad = False
+def use_up(params: Iterable[Parameter]) -> List[NDArray]:
+    """Mark all gradients stale. Return the arrays of the parameters that were marked fresh."""
+    arrays = [data for p in params if p.grad_req != "null" for data in p.list_data()]
+    fresh = [data for data in arrays if data._fresh_grad]
+    for data in fresh:
+        data._fresh_grad = False
+    return fresh
+
+
+def restore(fresh: Iterable[NDArray]) -> None:
+    """Mark the gradients of these arrays fresh again."""
+    for data in fresh:
+        data._fresh_grad = True

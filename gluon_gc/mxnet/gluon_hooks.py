@@ -8,6 +8,7 @@ import mxnet as mx
 from mxnet.gluon import Trainer
 from mxnet.optimizer import Updater
 
+from . import freshness
 from .amp import AgreedLossScaler
 from .averaging import Averaging
 from .momentum import Momentum, switched_off
@@ -47,6 +48,16 @@ class HookedTrainer(Trainer):
         self._momentum.add_weight_decay(self._optimizer, self._params, rescale)
         with switched_off(self._optimizer):
             self._update(ignore_stale_grad)
+
+    def _update_alone(self, batch_size: float, ignore_stale_grad: bool) -> None:
+        """Update the parameters from the gradients of this worker, as gluon.Trainer does."""
+        scaler = self._amp_loss_scaler
+        if scaler is not None and scaler.check_alone(self._params):
+            freshness.use_up(self._params)
+            return
+        if not ignore_stale_grad:
+            freshness.require_fresh(self._params)
+        self._apply(self._scale / batch_size, ignore_stale_grad)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """Update as gluon.Trainer does, but with the same schedule of Nadam on each context."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
@@ -32,6 +33,54 @@ from .totals import total
 from .undo import Undo
 
 
+@dataclass
+class _Averages:
+    """The averages of a trainer's last exchange, until they are applied or taken back.
+
+    Parameters
+    ----------
+    indices : sequence of int
+        The parameters whose gradients were exchanged.
+    batch_size : float, optional
+        The gradients were divided by it before the exchange. None: they are sums over a batch.
+    fresh : sequence of NDArray
+        The arrays of the parameters whose gradients were fresh. They are stale since the exchange,
+        so that no later exchange takes an average for a fresh gradient.
+    stale : str
+        The first parameter whose stale gradient was averaged like a fresh one; "": there is none.
+    excluded : bool
+        Whether the exchange is inside `not_applied`, so that it is taken back in any case.
+    tried : bool
+        Whether an update has begun to apply them. If it raises, no other update may apply them.
+    skipped : bool
+        Whether all workers leave out this step. There is then nothing to apply or to take back.
+    """
+
+    indices: Sequence[int] = ()
+    batch_size: Optional[float] = None
+    fresh: Sequence[NDArray] = ()
+    stale: str = ""
+    excluded: bool = False
+    tried: bool = False
+    skipped: bool = False
+
+    def divisor(self, batch_size: float) -> float:
+        """Return the number that the averages are still to be divided by.
+
+        Raises
+        ------
+        ValueError
+            They are already divided by another batch size.
+        """
+        if self.batch_size is None:
+            return batch_size
+        if batch_size != self.batch_size:
+            raise ValueError(
+                f"batch_size must be {self.batch_size!r} as in allreduce_grads, got {batch_size!r}"
+            )
+        return 1
+
+
 class GradientAveraging(Averaging):
     """Averages the gradients of a trainer over all workers in every step.
 
@@ -58,22 +107,21 @@ class GradientAveraging(Averaging):
         self._momentum_after: Set[int] = set()  # indices whose compressor applies none
         self._stateful: Set[int] = set()  # indices to declare even if they are frozen
         self._nonfinite = 0  # the number of averages so far that were not finite
-        self._skipped = False  # whether the last step is left out
-        self._stale = ""  # the parameter of the first stale gradient that the last step averaged
         self._undo = Undo(self.learning_rates, momentum)
         if self._on_nonfinite == "skip":
             self._undo.need()
-        self._has_averages = False  # whether there are averages that no update has applied
+        self._averages: Optional[_Averages] = None  # that are neither applied nor taken back
         self._not_applied = False  # whether averages are taken back in any case
         self._ever_applied = False
         self._warned_of_unapplied = False
+        self._divisor: Optional[float] = None  # of the last averages, after compression
         self._warned_of_batch_size = False
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
         self._use(exchange)
         self._stateful = {i for i, _ in self.tensors} if goes_on else set()
         self.tensors.clear()
-        self._undo.applied()
+        self._drop()
         self._undo.channels_changed()
         self._nonfinite = 0
         self._momentum_after.clear()
@@ -118,40 +166,48 @@ class GradientAveraging(Averaging):
     def step(
         self,
         optimizer: Optimizer,
+        batch_size: float,
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
-        self._average(optimizer, scale, ignore_stale_grad, scaler)
-        self.apply(update, 1.0, ignore_stale_grad)
+        self._average(optimizer, batch_size, scale, ignore_stale_grad, scaler, checks_weights=True)
+        self._apply(update, 1.0, ignore_stale_grad)
 
     def average(
         self,
         optimizer: Optimizer,
+        batch_size: Optional[float],
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
     ) -> None:
-        """Replace the gradients by `scale` times their averages over all workers; see `step`.
+        """Replace the gradients by their averages over all workers; see `step`.
 
-        If no update applies them, the next exchange takes this one back.
+        If `batch_size` is None, the update divides the averages by it. If no update applies them,
+        the next exchange takes this one back.
         """
         self._undo.need()
-        self._average(optimizer, scale, ignore_stale_grad, scaler)
+        self._average(optimizer, batch_size, scale, ignore_stale_grad, scaler)
 
     def _average(
         self,
         optimizer: Optimizer,
+        batch_size: Optional[float],
         scale: float,
         ignore_stale_grad: bool,
         scaler: Optional[AgreedLossScaler],
+        checks_weights: bool = False,
     ) -> None:
-        """Exchange the gradients, and take the exchange back if the step is left out."""
+        """Exchange the gradients, and take the exchange back if the step is left out.
+
+        `checks_weights`: the update follows at once, so weights must be equal now.
+        """
         if self._momentum is not None:
             require_outside(optimizer)  # load_states may have replaced it
             require_unchanged(optimizer, self._momentum.mu)
-        self._leave_out_unapplied()
+        self.leave_out_unapplied()
         shared = {
             "algorithm": None,
             "ignore_stale_grad": bool(ignore_stale_grad),
@@ -161,22 +217,30 @@ class GradientAveraging(Averaging):
         about = [("the trainer", shared)]
         indices = self._to_exchange(ignore_stale_grad, about)
         if scaler is not None and scaler.check([self._params[i] for i in indices], about):
-            self._skipped = True  # all workers skip, because the check is collective
+            freshness.use_up(self._params)
+            self._averages = _Averages(skipped=True)  # on all workers: the check is collective
             return
         self.prepare(optimizer, "step", about)
+        if checks_weights and indices:  # before the exchange: its error then leaves no averages
+            self._check_weights(self.steps + 1)
         gradients = {i: self._params[i].list_grad() for i in indices}
         ratios = self._ratios(optimizer, indices)
         if separate(self.exchange, self.names(indices), ratios):
             self._moved(self.names())
+        job = self._job(gradients, scale / (batch_size or 1), ratios) if indices else None
         self.steps += 1
         self._undo.begin(self.exchange, self.names(), self.names(indices))
-        if indices:
-            self._start(gradients, scale, ratios)
-        self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
-        if self._skipped:
+        stale = "" if ignore_stale_grad else freshness.first_stale(self._params)
+        fresh = freshness.use_up(self._params)
+        self._averages = _Averages(indices, batch_size, fresh, stale, excluded=self._not_applied)
+        if job is not None:
+            self.exchange.start(job)
+        if batch_size is not None:
+            self._divisor = 1
+        if self._on_nonfinite == "skip" and self._found_nonfinite():
             self._take_back()
+            self._averages = _Averages(skipped=True)
             return
-        self._has_averages = bool(indices)
         for i in indices:
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, gradients[i])
@@ -184,14 +248,42 @@ class GradientAveraging(Averaging):
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
         return total(self.exchange, f"{self._name}.overflow", overflow, "step", about)
 
-    def apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
+    @property
+    def has_averages(self) -> bool:
+        """Whether the last exchange left averages, or a step to leave out, for an update."""
+        averages = self._averages
+        return averages is not None and not (averages.excluded or averages.tried)
+
+    def update(self, batch_size: float, ignore_stale_grad: bool, update: Update) -> None:
         """Apply the averages with `update`, unless the step is left out."""
-        if self._skipped:
-            freshness.use_up(self._params)
+        averages = self._averages
+        if ignore_stale_grad and averages.stale:
+            raise ValueError(
+                f"the gradient of {averages.stale} was stale when it was averaged: call "
+                "allreduce_grads(ignore_stale_grad=True) before update(..., ignore_stale_grad=True)"
+            )
+        divisor = averages.divisor(batch_size)
+        before, self._divisor = self._divisor, divisor
+        if before not in (None, divisor):
+            self._warn_of_batch_size(batch_size)
+        if not ignore_stale_grad and not averages.skipped:
+            freshness.require_fresh(self._params, averages.fresh)
+        if averages.indices:
+            self._check_weights(self.steps)
+        self._apply(update, 1.0 / divisor, ignore_stale_grad)
+
+    def _check_weights(self, step: int) -> None:
+        """Count an update of this step; raise RuntimeError if the last check found a difference."""
+        trained = [self._params[i] for i in self.with_gradients()]
+        self._weight_check.before_update(trained, step)
+
+    def _apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
+        """Apply the averages, unless the step is left out. If this raises, they are not applied."""
+        if self._averages.skipped:
+            self._averages = None
             return
-        if self._has_averages:  # if not, this worker may make a local step
-            trained = [self._params[i] for i in self.with_gradients()]
-            self._weight_check.before_update(trained, self.steps)
+        freshness.restore(self._averages.fresh)
+        self._averages.tried = True
         update(rescale, ignore_stale_grad)
         self.applied()
 
@@ -199,8 +291,13 @@ class GradientAveraging(Averaging):
 
     def applied(self) -> None:
         """The averages of the last exchange are applied."""
+        self._drop()
+        self._ever_applied = True
+
+    def _drop(self) -> None:
+        """Forget the averages of the last exchange, which is not taken back any more."""
         self._undo.applied()
-        self._has_averages, self._ever_applied = False, True
+        self._averages = None
 
     def require_applied(self, call: str) -> None:
         """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""
@@ -213,38 +310,54 @@ class GradientAveraging(Averaging):
     @contextmanager
     def not_applied(self) -> Iterator[None]:
         """A context manager whose exchanges are taken back; see `DistributedTrainer`."""
-        self._leave_out_unapplied()
+        self.leave_out_unapplied()
         self._not_applied = True
         try:
             yield
         finally:
             self._not_applied = False
-        self._take_back()
+        self.leave_out_unapplied()
         freshness.use_up(self._params)
 
-    def _leave_out_unapplied(self) -> None:
-        """Take the last exchange back if no update has applied it."""
-        if not self._undo.pending:
+    def require_settled(self, call: str) -> None:
+        name = None if self._averages is None else self._with_state(self._averages.indices)
+        if name is not None:
+            raise RuntimeError(
+                f"{call}() cannot save the residual or momentum of {name}, because the averages of "
+                "the last exchange are not applied: first call update(), or trainer.applied() if "
+                "the script has applied them; or take the exchange back with `with "
+                "trainer.not_applied(): pass` on all workers"
+            )
+
+    def leave_out_unapplied(self) -> None:
+        averages = self._averages
+        if averages is None or averages.skipped:
+            self._averages = None
             return
-        if not self._not_applied:
-            self._require_known()
+        if not averages.excluded:
+            self._require_known(averages.indices)
         self._take_back()
 
-    def _require_known(self) -> None:
-        """Raise RuntimeError if the last averages may still be used, in a gradient that adds up."""
-        names = self._undo.pending
-        indices = [i for (i, _), tensor in self.tensors.items() if tensor.name in names]
-        adding = [i for i in indices if self._params[i].grad_req == "add"]
-        unknown = self._with_state(adding)
+    def _require_known(self, indices: Sequence[int]) -> None:
+        """Raise RuntimeError unless the averages of these gradients are known to be unused."""
+        name = self._with_state(indices)
+        if name is not None and self._undo.pending is None:
+            raise RuntimeError(
+                "the update of the last step() raised an error, so it cannot be known whether it "
+                f"has applied the averages, and the residual or momentum of {name} cannot return "
+                "to its state before them: call trainer.applied() on all workers to keep the "
+                "exchange, or load a checkpoint. With allreduce_grads(batch_size) and "
+                "update(batch_size) instead of step(batch_size), such an exchange is taken back"
+            )
+        unknown = self._with_state([i for i in indices if self._params[i].grad_req == "add"])
         if unknown is not None:
-            self._undo.applied()  # the averages stay in the gradients, so this exchange stays too
+            self._drop()  # the averages stay in the gradients, so this exchange stays too
             raise RuntimeError(
                 f"gradients were averaged twice without update(), and {unknown} has "
                 "grad_req='add': its gradient may still contain the first averages. Average once, "
                 "after the last backward pass. If the first averages are not applied, make their "
                 "exchange inside `with trainer.not_applied():`"
             )
-        name = self._with_state(indices)
         if name is not None and not self._ever_applied and not self._warned_of_unapplied:
             self._warned_of_unapplied = True
             logger.warning(
@@ -256,26 +369,17 @@ class GradientAveraging(Averaging):
             )
 
     def _take_back(self) -> None:
-        """Undo the last exchange, if it can be undone."""
+        """Undo the last exchange. One that cannot be undone has changed no state."""
         if self._undo.pending is not None:
             self._undo.take_back(self.exchange)
-            self.steps -= 1
-
-    def require_averaged_fresh(self) -> None:
-        """Raise ValueError if the last averages include a stale gradient."""
-        if self._stale:
-            raise ValueError(
-                f"the gradient of {self._stale} was stale when it was averaged: call "
-                "allreduce_grads(ignore_stale_grad=True) before update(..., ignore_stale_grad=True)"
-            )
+        self._averages = None
+        self.steps -= 1
 
     def _to_exchange(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
         """The parameters whose gradients this step exchanges, in the order of backward."""
         indices = self.with_gradients()
         if not ignore_stale_grad:
-            self._stale = freshness.first_stale(self._params)
             return indices
-        self._stale = ""
         flags = f"{self._name}.fresh"
         fresh = freshness.fresh_anywhere(self.exchange, flags, self._params, about)
         return [i for i in indices if fresh[i]]
@@ -286,10 +390,10 @@ class GradientAveraging(Averaging):
         ratios = self.learning_rates.advance(dict.fromkeys(indices, rate))
         return {self.tensors[i, ""].name: ratio for i, ratio in ratios.items()}
 
-    def _start(
+    def _job(
         self, arrays: Mapping[int, Sequence[NDArray]], scale: float, ratios: Mapping[str, float]
-    ) -> None:
-        """Queue the exchange of these parameters' gradients."""
+    ) -> Job:
+        """The exchange of these parameters' gradients."""
         gradients = {}
         for i, copies in arrays.items():
             name = self.tensors[i, ""].name
@@ -299,7 +403,7 @@ class GradientAveraging(Averaging):
             floating = [tensor.name for tensor in self.tensors.values() if tensor.floating]
             arrays_of_norm = sums_of([gradients[name] for name in floating if name in gradients])
             factor = clip_factor(arrays_of_norm, scale, self._max_grad_norm)
-        self.exchange.start(Job(gradients, scale / self.exchange.num_workers, factor, ratios))
+        return Job(gradients, scale / self.exchange.num_workers, factor, ratios)
 
     def _gradient(self, name: str, arrays: Sequence[NDArray]) -> Gradient:
         """The Gradient of a tensor, reused from step to step where possible."""
@@ -310,7 +414,7 @@ class GradientAveraging(Averaging):
                 self._reused[name] = gradient
         return gradient
 
-    def warn_of_batch_size(self, batch_size: float) -> None:
+    def _warn_of_batch_size(self, batch_size: float) -> None:
         """Warn once if residuals or momentum belong to sums over batches of another size."""
         name = self._with_state([i for i, _ in self.tensors])
         if name is not None and not self._warned_of_batch_size:
@@ -350,7 +454,7 @@ class GradientAveraging(Averaging):
         }
 
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
-        self._undo.applied()
+        self._drop()
         self.steps, self.learning_rates.last = steps, learning_rates
         if self._momentum is not None:
             self._momentum.load_state(

@@ -91,7 +91,7 @@ class Momentum:
         self._earlier = {}
 
     def take_back(self) -> None:
-        """Undo all `add_to_gradient` since `begin`."""
+        """Undo all changes since `begin`."""
         self._state.update(self._earlier)
         self._earlier = {}
 
@@ -127,6 +127,14 @@ class Momentum:
         self._earlier[key], self._state[key] = m, self.mu * m
         return self._state[key]
 
+    def _to_change(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
+        """The state with this key, to be changed in place: a copy if it may be taken back."""
+        w = self._of(key, like)
+        if self._keeps_earlier:
+            self._earlier.setdefault(key, w)
+            w = self._state[key] = w.copy()
+        return w
+
     def add_weight_decay(
         self, optimizer: Optimizer, params: Sequence[Parameter], rescale: float
     ) -> None:
@@ -145,7 +153,7 @@ class Momentum:
         for context, (x, gradient) in enumerate(zip(legacy(weights), legacy(param.list_grad()))):
             place = (index, context)
             if fresh[context] and (wd or place in self._state):
-                w = self._of(place, x)
+                w = self._to_change(place, x)
                 if nesterov and rescale == 1.0 and _dense_float32(x, gradient):
                     # SGD's update computes both formulas: w is its momentum, x its gradient.
                     rate = -self.mu * wd

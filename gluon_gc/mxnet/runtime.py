@@ -160,10 +160,20 @@ def shutdown() -> None:
 def suspend() -> None:
     """Leave the cluster when all workers have called this, to `resume` in another one.
 
-    Each worker keeps its residuals and momentum, and the sums of those of all workers.
+    Each worker keeps its residuals and momentum, and the sums of those of all workers. An exchange
+    of `DistributedTrainer.allreduce_grads` that no update has applied is taken back first.
+
+    Raises
+    ------
+    RuntimeError
+        It cannot be known whether such an exchange is applied; see `allreduce_grads`.
     """
     global _suspended
     if _default is not None:
+        for owner in _default.owners.values():
+            averaging = owner()
+            if averaging is not None:
+                averaging.leave_out_unapplied()
         _suspended = Suspended(_default, _suspended, _goes_on)
         _disconnect().close()
 

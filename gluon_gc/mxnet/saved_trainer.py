@@ -24,8 +24,15 @@ class SavedTrainer(HookedTrainer):
         replaces an old one when it is complete and on disk.
         All workers call this together before the first step, and before the next step after
         `bps.resume` or after a parameter is unfrozen. Later, the call waits for no other worker.
+
+        Raises
+        ------
+        RuntimeError
+            The averages of the last `allreduce_grads` are not applied, so the state after them is
+            not the one that training continues from.
         """
         self._follow_cluster()
+        self._averaging.require_settled("save_states")
         saving.save(self._saved("save_states"), fname)
 
     def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:

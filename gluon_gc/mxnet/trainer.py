@@ -18,7 +18,6 @@ from . import freshness, runtime, trace
 from .adam import require_adam
 from .algorithm import AlgorithmAveraging
 from .algorithm_arguments import checked
-from .batch_sizes import BatchSizes
 from .broadcasts import broadcast_copies
 from .compressions import Compressions
 from .gradient_averaging import GradientAveraging
@@ -182,7 +181,6 @@ class DistributedTrainer(ReportingTrainer):
             else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         )
         self._averaging.when_prepared = self._log_summary
-        self._batch_sizes = BatchSizes()
         writes_trace = env.get("BYTEPS_TRACE_ON") and number == 0
         if writes_trace:
             trace.writable(str(exchange.local_rank))
@@ -233,9 +231,9 @@ class DistributedTrainer(ReportingTrainer):
             An algorithm gets this worker's gradients divided by batch_size.
         ignore_stale_grad : bool
             Whether stale gradients are allowed; the same on all workers. A gradient is stale if
-            backward has not written it since the last step. A stale gradient counts as zeros. If
-            it is stale on all contexts of all workers, its parameter is not updated, and residual
-            and momentum do not change. With the algorithm local_steps, a worker skips the
+            backward has not written it since the last exchange. A stale gradient counts as zeros.
+            If it is stale on all contexts of all workers, its parameter is not updated, and
+            residual and momentum do not change. With the algorithm local_steps, a worker skips the
             parameters whose gradients are stale on it.
 
         Raises
@@ -244,6 +242,9 @@ class DistributedTrainer(ReportingTrainer):
             batch_size is not a positive number. Nothing was sent.
         UserWarning
             A gradient of this worker is stale, and ignore_stale_grad is False. Nothing was sent.
+        RuntimeError
+            The averages of the last exchange may be applied, but this is not known: the update of
+            the last step has raised an error, or see `allreduce_grads`.
         """
         self._averaging.require_applied("step")
         require_positive("batch_size", batch_size)
@@ -251,10 +252,9 @@ class DistributedTrainer(ReportingTrainer):
             freshness.require_fresh(self._params)
         self._follow_cluster()
         self._start_equal()
-        scale, scaler = self._scale / batch_size, self._amp_loss_scaler
-        self._averaging.step(self._optimizer, scale, ignore_stale_grad, scaler, self._apply)
+        scaler, arguments = self._amp_loss_scaler, (self._optimizer, batch_size, self._scale)
+        self._averaging.step(*arguments, ignore_stale_grad, scaler, self._apply)
         self._divided_by_loss_scale(scaler)
-        self._batch_sizes.divided(batch_size)
         self._end_step()
 
     def allreduce_grads(
@@ -286,20 +286,24 @@ class DistributedTrainer(ReportingTrainer):
             batch_size is not a positive number. Nothing was sent.
         RuntimeError
             The trainer has an algorithm: call `step` instead. Or no `update` has applied the last
-            averages, and a gradient with grad_req="add" may still contain them.
+            averages, and a gradient with grad_req="add" may still contain them. Or the update of
+            the last `step` has raised an error, and its exchange cannot be taken back: call
+            `applied` or `load_states` first.
         """
         self._averaging.require_every_step("allreduce_grads")
         if batch_size is not None:
             require_positive("batch_size", batch_size)
         self._follow_cluster()
         self._start_equal()
-        scale, scaler = self._scale / (batch_size or 1), self._amp_loss_scaler
-        self._averaging.average(self._optimizer, scale, ignore_stale_grad, scaler)
+        scaler, arguments = self._amp_loss_scaler, (self._optimizer, batch_size, self._scale)
+        self._averaging.average(*arguments, ignore_stale_grad, scaler)
         self._divided_by_loss_scale(scaler)
-        self._batch_sizes.divided(batch_size)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from the gradients that `allreduce_grads` has averaged.
+
+        Without averages, because there was no call of `allreduce_grads` since the last update, this
+        worker updates its parameters from its own gradients, as gluon.Trainer does.
 
         Parameters
         ----------
@@ -323,12 +327,10 @@ class DistributedTrainer(ReportingTrainer):
         self._averaging.require_every_step("update")
         self._averaging.require_applied("update")
         require_positive("batch_size", batch_size)
-        if ignore_stale_grad:
-            self._averaging.require_averaged_fresh()
-        divisor = self._batch_sizes.divisor(batch_size)
-        if self._batch_sizes.changed(divisor):
-            self._averaging.warn_of_batch_size(batch_size)
-        self._averaging.apply(self._apply, 1.0 / divisor, ignore_stale_grad)
+        if self._averaging.has_averages:
+            self._averaging.update(batch_size, ignore_stale_grad, self._apply)
+        else:
+            self._update_alone(batch_size, ignore_stale_grad)
         self._end_step()
 
     @contextmanager

@@ -161,15 +161,50 @@ def left_out(arguments):
                 trainer.save_states(file)
                 trainer.load_states(file)
                 os.unlink(file)
-        averaging = trainer._averaging
-        for place, array in tensor_states.state(default_exchange(), averaging.names()):
-            tensor = place.tensor.partition(".")[2]
-            result["/".join([name, *map(str, place._replace(tensor=tensor))])] = array
-        for place, array in averaging.arrays().items():
-            result["/".join([name, "own", *map(str, place)])] = array
-        result[f"{name}/steps"] = np.array(averaging.steps)
-        result.update((f"{name}/w{i}", param.data().asnumpy()) for i, param in enumerate(params))
+        result.update(_state_of(name, params, trainer))
     return result
+
+
+def _state_of(name, params, trainer):
+    """Return weights, residuals, momentum and the number of steps, with `name` before each key."""
+    averaging, result = trainer._averaging, {}
+    for place, array in tensor_states.state(default_exchange(), averaging.names()):
+        tensor = place.tensor.partition(".")[2]
+        result["/".join([name, *map(str, place._replace(tensor=tensor))])] = array
+    for place, array in averaging.arrays().items():
+        result["/".join([name, "own", *map(str, place)])] = array
+    result[f"{name}/steps"] = np.array(averaging.steps)
+    result.update((f"{name}/w{i}", param.data().asnumpy()) for i, param in enumerate(params))
+    return result
+
+
+def caught(arguments):
+    """Train with a step whose error about different weights is caught, and without this step.
+
+    arguments: shapes, compression_params. Returns both results, and the number of that step.
+    """
+    shapes, result, last = arguments["shapes"], {}, None
+    for name in ("with", "without"):
+        params = _parameters(shapes, value=1)
+        trainer = bps.DistributedTrainer(
+            params,
+            "sgd",
+            {"learning_rate": 0.1},
+            compression_params=arguments["compression_params"],
+        )
+        for step in range(20):
+            if name == "without" and step == last:
+                continue
+            if name == "with" and step == 2 and bps.rank() == 1:
+                params[0].set_data(params[0].data() + 0.5)
+            _backward(params, gradients_of(bps.rank(), step, shapes))
+            try:
+                trainer.step(1)
+            except RuntimeError:
+                last = step
+                bps.broadcast_parameters(params)
+        result.update(_state_of(name, params, trainer))
+    return {**result, "last": np.array(last)}
 
 
 def averages(arguments):
@@ -1158,6 +1193,8 @@ def resume(arguments):
     train(never, trainer_never, range(6))
     params, trainer = made("dist_sync")
     train(params, trainer, range(3))
+    _backward(params, gradients_of(bps.rank(), 10, shapes))
+    trainer.allreduce_grads(1)  # no update applies these averages
     bps.suspend()
     os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
     bps.resume(num_workers=2, num_servers=1)

@@ -48,3 +48,11 @@ def test_no_step_that_is_left_out_comes_back_from_horovods_workers(compression):
 def test_no_step_that_is_left_out_comes_back_from_several_workers_of_a_machine_and_a_server():
     arguments = {"compression_params": ONEBIT, "shapes": SHAPES, "kinds": KINDS}
     check(run("left_out", arguments, variables={**VARIABLES, "BYTEPS_LOCAL_SIZE": 2}))
+
+
+@pytest.mark.parametrize("start", [run, run_machine])
+def test_a_step_that_finds_different_weights_sends_nothing(start):
+    topk = {"compressor": "topk", "k": 0.3, "ef": "vanilla"}
+    results = start("caught", {"compression_params": topk, "shapes": SHAPES}, variables=VARIABLES)
+    assert [result["last"] for result in results] == [16, 16]
+    check(results)
