@@ -24,7 +24,7 @@ from gluon_gc.torch import automatic, gloo, groups, nccl
 from gluon_gc.torch.coder import GpuCoder
 from gluon_gc.torch.exchanged_chunk import OVER_NCCL
 from tests.processes import free_port
-from tests.torch import emulated, scripts, test_loops
+from tests.torch import emulated, scripts, test_lifetimes
 from tests.torch.common import (
     AUTO,
     DGC,
@@ -725,7 +725,8 @@ def for_ever():
 
 
 @pytest.mark.parametrize(
-    "test", [test_loops.test_closing_gives_momentum_back, test_loops.test_whole_numbers_of_numpy]
+    "test",
+    [test_lifetimes.test_closing_gives_momentum_back, test_lifetimes.test_whole_numbers_of_numpy],
 )
 def test_workers_of_torchrun(test):
     scripts.run_torchrun(*scripts.body_of(test))
@@ -741,7 +742,7 @@ def test_workers_of_torchrun(test):
     ],
 )
 def test_workers_that_do_not_come_are_named_and_given_up(job, variables):
-    run(getattr(test_loops, job), 2, variables)
+    run(getattr(test_lifetimes, job), 2, variables)
 
 
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
