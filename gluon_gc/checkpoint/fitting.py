@@ -78,7 +78,12 @@ def _carrying(value: Any) -> Any:
 
 
 def check_arrays(
-    name: str, arrays: Arrays, layout: Layout, called: Mapping[str, str], strict: bool
+    name: str,
+    arrays: Arrays,
+    layout: Layout,
+    called: Mapping[str, str],
+    strict: bool,
+    remedy: str = "",
 ) -> None:
     """Raise ValueError unless a file has all elements of the expected arrays of each tensor.
 
@@ -94,7 +99,10 @@ def check_arrays(
         The name of each parameter, by the name of its tensor in the store.
     strict : bool
         Whether every array must be in both the file and the trainer.
+    remedy : str
+        How to load the file all the same.
     """
+    advice = f": {remedy}" if remedy else ""
     there = _totals({place: (a.shape, a.dtype.name) for place, a in arrays.items()})
     here = _totals(layout)
     keys = there.keys() | here.keys() if strict else there.keys() & here.keys()
@@ -105,6 +113,7 @@ def check_arrays(
             raise ValueError(
                 f"'{name}' does not fit: the {node}'s {what} of '{called[tensor]}' is {values[0]} "
                 f"there, but {values[1]} here; the backend or BYTEPS_MIN_COMPRESS_BYTES differs"
+                f"{advice}"
             )
 
 
@@ -194,12 +203,12 @@ class Share(NamedTuple):
     draws_alike: bool
 
 
-def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share], leads: bool) -> Arrays:
+def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share]) -> Arrays:
     """A worker's arrays, computed from the arrays of all workers of another cluster.
 
-    Each worker gets an equal share of the sum of residuals and momenta, so the sum stays the same.
-    Each worker continues the random stream of rank 0, jumped ahead to its own part unless all nodes
-    draw the same numbers.
+    It has no arrays of aggregators. Each worker gets an equal share of the sum of residuals and
+    momenta, so the sum stays the same. Each worker continues the random stream of rank 0, jumped
+    ahead to its own part unless all nodes draw the same numbers.
 
     Parameters
     ----------
@@ -207,8 +216,6 @@ def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share], leads: boo
         The arrays of each worker, by rank.
     shares : mapping
         The share of each tensor that is compressed.
-    leads : bool
-        Whether this worker gets the arrays of aggregators, too.
     """
     shared: Arrays = {}
     for place, array in arrays[0].items():
@@ -224,12 +231,28 @@ def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share], leads: boo
                 total += rank_arrays[place]
             total *= share.before / len(arrays) / share.now
             shared[place] = total.astype(array.dtype)
-    for rank_arrays in arrays if leads else ():
-        for place, array in rank_arrays.items():
-            if place.node == "aggregator":
-                joined = [shared[place], array] if place in shared else [array]
-                shared[place] = np.concatenate(joined)
     return shared
+
+
+def aggregators(arrays: Sequence[Arrays]) -> Arrays:
+    """The arrays of all aggregators. An array that several workers have saved counts once.
+
+    Parameters
+    ----------
+    arrays : sequence of dict
+        The arrays of each worker, by rank.
+    """
+    joined: Arrays = {}
+    for rank_arrays in arrays:
+        for place, array in rank_arrays.items():
+            if place.node != "aggregator":
+                continue
+            if (
+                place.what == STREAM and place in joined
+            ):  # the workers have the rows of other chunks
+                array = np.unique(np.concatenate([joined[place], array]), axis=0)
+            joined[place] = array
+    return joined
 
 
 def _streams_of(streams: np.ndarray, number: int) -> np.ndarray:

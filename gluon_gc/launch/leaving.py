@@ -68,6 +68,14 @@ def failure(error: Optional[BaseException]) -> str:
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
+def left_early(leaver: str, exchanges: int, other: str) -> str:
+    """Why `other` ends: it has begun an exchange after `leaver` left after this number of them."""
+    return (
+        f"{leaver} has left after {exchanges} exchanges, but {other} has begun another: one script "
+        "ended, or called sys.exit(), before the other"
+    )
+
+
 class Ending:
     """Watches the end of this process's script, and tells the backend that connects it to others.
 

@@ -14,7 +14,7 @@ from .. import env
 from ..env import Cluster
 from ..log import logger
 from .connection import Connection, SilentError
-from .leaving import die
+from .leaving import die, left_early
 from .progress import Progress
 
 _REASON_CHARACTERS = 1000  # limit of a reason, which may be any exception of a script
@@ -101,10 +101,7 @@ class Lifeline:
     def _check(self) -> None:
         for name, exchanges in self._left:
             if self._exchanges > exchanges:
-                problem = (
-                    f"{name} has left after {exchanges} exchanges, but {self.name} has begun "
-                    "another: one script ended, or called sys.exit(), before the other"
-                )
+                problem = left_early(name, exchanges, self.name)
                 self._closed = True
                 self._connection.tell(problem=problem)
                 die(f"{self.name} ends: {problem}")

@@ -80,6 +80,8 @@ class Channel(Metered):
     ----------
     codec : MessageCodec, RowsCodec or None
         None: the values travel uncompressed.
+    in_rows : bool
+        Whether it carries the compressed rows of a row-sparse gradient.
     hierarchical : bool
         Whether the workers of a machine sum their values before these travel, if the backend can.
     gpu : Context or None
@@ -105,7 +107,8 @@ class Channel(Metered):
         self.tensors = numbers.keys()
         self._ends = {piece.tensor: piece.end for piece in self.slices}
         hierarchical = all(tensors[name].params.hierarchical for name in numbers)
-        self.hierarchical = hierarchical and not first.rows
+        self.in_rows = first.rows > 0
+        self.hierarchical = hierarchical and not self.in_rows
         self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
         self.codec: Optional[AnyCodec] = None
         if self.params is None:
@@ -113,7 +116,7 @@ class Channel(Metered):
         else:
             refused = [tensors[piece.tensor].refused for piece in self.slices]
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
-            if first.rows:
+            if self.in_rows:
                 self.codec = RowsCodec(self.params, first.rows, *parts)
             else:
                 self.codec = MessageCodec(self.params, self.dtype, parts)

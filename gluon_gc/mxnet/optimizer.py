@@ -11,10 +11,10 @@ from mxnet.optimizer import Optimizer
 
 from .exchange import Exchange
 from .gradient import legacy
-from .optimizer_states import arrays_of
+from .optimizer_states import arrays_of, copy_progress
 from .push_pull import byteps_push_pull
 from .runtime import default_exchange
-from .trainer_facts import of_optimizer
+from .trainer_facts import of_optimizer, progress_of
 
 _CALL = "DistributedOptimizer.update"
 _numbers = itertools.count()  # equal on all workers: they create optimizers in one order
@@ -97,14 +97,12 @@ class DistributedOptimizer(Optimizer):
             byteps_push_pull(g, name=f"{self._name}.gradient_{i}")
 
     def _compare(self, exchange: Exchange) -> None:
-        """Compare the optimizers of all workers, after worker 0's count of updates is copied."""
+        """Compare the optimizers of all workers, after worker 0's progress is copied."""
         optimizer = self._optimizer
-        updates = [("the optimizer", {"updates": optimizer.num_update})]
+        updates = [("the optimizer", {"updates": list(progress_of(optimizer).values())})]
         copies = exchange.num_workers > 1 and not exchange.agrees(_CALL, updates)
         if copies:
-            number = mx.nd.array([optimizer.num_update], dtype="int32")
-            exchange.broadcast([number], root_rank=0)
-            optimizer.num_update = int(number.asscalar())
+            copy_progress(optimizer, exchange, root_rank=0)
         exchange.agree(_CALL, of_optimizer(optimizer))
         vars(self).update(_exchange=exchange, _copies=copies, _copied=set())
 

@@ -16,6 +16,7 @@ from .broadcasts import broadcast_copies
 from .exchange import Exchange
 from .gradient import legacy
 from .momentum import momentum_of
+from .trainer_facts import progress_of
 
 
 class OptimizerStates:
@@ -64,12 +65,14 @@ class OptimizerStates:
             return steps
         optimizer = self._updaters[0].optimizer
         counts = _counts(optimizer)
-        done = [steps, optimizer.num_update, *(counts.get(i, 0) for i in range(len(self._params)))]
-        if exchange.agrees("step", [("the optimizer", {"updates": done})]):
+        done = [steps, *(counts.get(i, 0) for i in range(len(self._params)))]
+        updates = {"updates": [*done, *progress_of(optimizer).values()]}
+        if exchange.agrees("step", [("the optimizer", updates)]):
             return steps
         array = mx.nd.array(done, dtype="int32")
         exchange.broadcast([array], root_rank)
-        steps, optimizer.num_update, *numbers = array.asnumpy().tolist()
+        copy_progress(optimizer, exchange, root_rank)
+        steps, *numbers = array.asnumpy().tolist()
         counts = {i: count for i, count in enumerate(numbers) if count}
         self._set_counts(optimizer, counts)
         for context, updater in enumerate(self._updaters):
@@ -99,6 +102,15 @@ class OptimizerStates:
         devices = {context.device_id for param in self._params for context in param.list_ctx()}
         optimizer._all_index_update_counts = {device: dict(counts) for device in devices}
         optimizer._set_current_context(min(devices))
+
+
+def copy_progress(optimizer: Optimizer, exchange: Exchange, root_rank: int) -> None:
+    """Overwrite the numbers of `progress_of` with those of worker `root_rank`."""
+    own = progress_of(optimizer)
+    array = mx.nd.array(list(own.values()), dtype="float64")
+    exchange.broadcast([array], root_rank, ["the optimizer's progress"])
+    for (name, value), number in zip(own.items(), array.asnumpy().tolist()):
+        setattr(optimizer, name, type(value)(number))
 
 
 def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes, Dict[int, int]]:

@@ -192,9 +192,10 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     """Join a cluster of another size, with a new scheduler and new servers.
 
     Trainers use it from their next step, after they have broadcast the parameters from the root
-    rank. If the workers are the same as before, with the same ranks, training continues bit for
-    bit. Otherwise, with W workers before and W' now, each old worker gets 1 / min(W, W') of the sum
-    of all residuals and of all momenta, and those of new workers and servers start from zero.
+    rank. If the workers are the same as before, with the same ranks and as many residuals, training
+    continues bit for bit. Otherwise, with W workers before and W' now, each old worker gets
+    1 / min(W, W') of the sum of all residuals and of all momenta, and those of new workers and
+    servers start from zero. Workers of a machine that have one residual together count once.
 
     A new worker calls `init`, and creates its trainers with initialized parameters. The optimizer's
     states and its counts of updates are copied from the root rank.

@@ -49,9 +49,10 @@ class SavedTrainer(HookedTrainer):
         Parameters
         ----------
         fname : str or list of str
-            This worker's file. If the number of workers has changed: the files of all former
-            workers, the same list on every worker. Each worker gets an equal share of the sum of
-            all residuals, and of all momenta. A list needs strict=False.
+            This worker's file. If the number of workers, in all or on a machine, or the backend has
+            changed: the files of all former workers, the same list on every worker. Each worker
+            gets an equal share of the sum of all residuals, and of all momenta. A list needs
+            strict=False.
         strict : bool
             If True, the file must have the states of exactly this trainer's parameters. If False,
             fname may be a list, states that a file lacks start from zero, and additional ones are

@@ -23,6 +23,8 @@ from .optimizer_states import OptimizerStates, read_stock
 
 Files = Union[str, Sequence[str]]
 
+_REMEDY = "pass the files of all workers that saved, and strict=False"
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -159,10 +161,7 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
     files = [(str(name), checkpoint.read(name)) for name in (fname if several else [fname])]
     if several:
         files = fitting.in_order_of_ranks(files)
-        if len(files) == here["world_size"]:
-            files, several = [files[here["rank"]]], False
-    remedy = "pass the files of all workers that saved, and strict=False"
-    fitting.check_ranks(files, several, here["world_size"], here["rank"], remedy)
+    fitting.check_ranks(files, several, here["world_size"], here["rank"], _REMEDY)
     arrays = []
     for name, states in files:
         fitting.check_algorithm(name, states.header.get("algorithm"), here["algorithm"], strict)
@@ -175,17 +174,31 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
     for (name, _), file_arrays in zip(files, arrays):
         _check_arrays(saved, name, "worker", file_arrays, loaded, strict)
         averaging.check(name, file_arrays, strict)
-    (name, _), chosen_arrays = files[0], arrays[0]
-    if several:
-        before = {i: there[number]["senders"] for number, i in numbers.items()}
-        chosen_arrays = fitting.shared_out(arrays, _shares(averaging, before), exchange.rank == 0)
+    before = {i: there[number]["senders"] for number, i in numbers.items()}
     number = exchange.rank % len(files)  # the file whose local arrays this worker gets
-    chosen_arrays.update((place, a) for place, a in arrays[number].items() if place.node == LOCAL)
-    if several:
+    name, states = files[number]
+    shares = _shares(averaging, before, arrays[0])
+    called = _called(saved)
+    for tensor, share in () if several else shares.items():
+        what = f"number of residuals of '{called[tensor]}'"
+        fitting.check(name, what, share.before, share.now, _REMEDY)
+    others = several and len(files) != here["world_size"]
+    if others or any(share.before != share.now for share in shares.values()):
+        chosen_arrays = fitting.shared_out(arrays, shares)
+        local = {place: a for place, a in arrays[number].items() if place.node == LOCAL}
+        chosen_arrays.update(local)
+    else:
+        own = arrays[number].items()
+        chosen_arrays = {place: array for place, array in own if place.node != "aggregator"}
+    if others:
         chosen_arrays.update(averaging.regrouped(arrays))
+    if exchange.rank == 0 or (exchange.spreads_aggregators and not several):
+        chosen_arrays.update(fitting.aggregators(arrays))
     if not exchange.spreads_aggregators:
-        _check_arrays(saved, name, "aggregator", chosen_arrays, loaded, strict)
-    states = files[number][1]
+        # Not strict: files may lack a tensor, but not the aggregator of a tensor that they have.
+        needed = loaded if strict else loaded & shares.keys()
+        aggregated = {place: a for place, a in chosen_arrays.items() if place.tensor in needed}
+        _check_arrays(saved, name, "aggregator", aggregated, needed, strict=True)
     header = states.header
     return _Found(
         f"of step {header['steps']} of {header['world_size']} workers",
@@ -227,16 +240,23 @@ def _check_arrays(
     here = {
         place: shape_and_dtype for place, shape_and_dtype in layout.items() if place.node == node
     }
-    called = {t.name: saved.params[i].name for (i, _), t in saved.averaging.tensors.items()}
-    fitting.check_arrays(name, there, here, called, strict)
+    fitting.check_arrays(name, there, here, _called(saved), strict, _REMEDY)
 
 
-def _shares(averaging: Averaging, before: Dict[int, Any]) -> Dict[str, fitting.Share]:
-    """For each tensor, this worker's share of the residuals in the files."""
+def _called(saved: Saved) -> Dict[str, str]:
+    """The name of each parameter, by the name of its tensor in the store."""
+    return {t.name: saved.params[i].name for (i, _), t in saved.averaging.tensors.items()}
+
+
+def _shares(
+    averaging: Averaging, before: Dict[int, Any], arrays: Arrays
+) -> Dict[str, fitting.Share]:
+    """For each tensor with worker's arrays in a file, this worker's share of all files' arrays."""
     places: Dict[str, Tuple[int, int]] = tensor_states.places(averaging.exchange)
+    in_file = {place.tensor for place in arrays if place.node == "worker"}
     shares = {}
     for (i, _), tensor in averaging.tensors.items():
-        if tensor.name in places and before.get(i):
+        if tensor.name in places and tensor.name in in_file and before.get(i):
             number, now = places[tensor.name]
             draws_alike = tensor.params.compressor.traits.draws_alike
             shares[tensor.name] = fitting.Share(before[i], now, number, draws_alike)

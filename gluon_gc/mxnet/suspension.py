@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Collection, Dict, Optional
 
 import mxnet as mx
 import numpy as np
 
-from ..checkpoint import STREAM
+from ..checkpoint import STREAM, fitting
 from ..checkpoint.cutting import Arrays
 from ..compression import CompressionParams
 from ..plan import Tensor
@@ -33,9 +34,10 @@ class Suspended:
     ) -> None:
         self._rank, self._workers = exchange.rank, exchange.num_workers
         places = tensor_states.places(exchange)
+        self._residuals = {tensor: count for tensor, (_, count) in places.items()}
         self._own: Arrays = dict(tensor_states.state(exchange, places.keys()))
         self._sums: Arrays = {
-            place: array * array.dtype.type(places[place.tensor][1] / self._workers)
+            place: array * array.dtype.type(self._residuals[place.tensor] / self._workers)
             for place, array in self._own.items()
             if place.node == "worker" and place.what != STREAM
         }  # the workers of a machine may have the same residual, which counts once
@@ -51,7 +53,10 @@ class Suspended:
         def undeclared(arrays: Arrays) -> Arrays:
             return {p: array for p, array in arrays.items() if not exchange.declared(p.tensor)}
 
-        self._own.update(undeclared(previous._returned(exchange, goes_on)))
+        if goes_on:
+            self._own.update(undeclared(previous._own))
+        kept = previous._residuals if goes_on else dict.fromkeys(previous._residuals, 0)
+        self._residuals = {**kept, **self._residuals}  # 0: there is only a sum
         kept_sums = undeclared(previous._sums)
         self._sums.update(kept_sums)
         for place in kept_sums:
@@ -78,20 +83,26 @@ class Suspended:
     def give_back(self, exchange: Exchange, names: Collection[str], all_fit: bool) -> None:
         """Restore the state of these tensors' channels.
 
-        If `all_fit`, each worker gets its own state back. Otherwise the old workers share the sums
-        of all states, and aggregators and random streams start anew.
+        If `all_fit`, aggregators get their state back, and each worker gets its own if as many
+        nodes have residuals as before. Otherwise the old workers share the sums of all states, and
+        the rest starts anew.
         """
-        load = tensor_states.load if all_fit else tensor_states.load_workers
-        load(exchange, names, self._returned(exchange, all_fit))
-
-    def _returned(self, exchange: Exchange, all_fit: bool) -> Arrays:
-        """The arrays that this worker gets back."""
-        if all_fit:
-            return self._own
-        return {
-            place: array / self._owners_in(exchange, place.tensor)
-            for place, array in self._sums.items()
+        residuals = {
+            tensor: count
+            for tensor, (_, count) in tensor_states.places(exchange).items()
+            if tensor in names
         }
+        load = tensor_states.load if all_fit else tensor_states.load_workers
+        if all_fit and all(self._residuals.get(t, n) == n for t, n in residuals.items()):
+            load(exchange, names, self._own)
+            return
+        arrays = fitting.aggregators([self._own])
+        for place, array in self._sums.items():
+            if place.tensor in residuals:  # the workers of a machine may have one residual together
+                owners = self._owners_in(exchange, place.tensor)
+                per_worker = residuals[place.tensor] / exchange.num_workers
+                arrays[place] = array / math.ceil(owners * per_worker)
+        load(exchange, names, arrays)
 
     def _owners_in(self, exchange: Exchange, tensor: str) -> int:
         """The number of a cluster's workers that get back a tensor's state."""

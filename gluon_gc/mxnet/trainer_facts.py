@@ -21,7 +21,7 @@ _NOT_COMPARED = {
     "sym",
 }
 """Optimizer arguments that may differ, or that `of_optimizer` compares in another way."""
-_ATTRIBUTES = {"eps": "float_stable_eps", "pwr": "power"}
+_ATTRIBUTES = {"eps": "float_stable_eps", "pwr": "power", "learning_rate": "lr"}
 """Attributes of MXNet's classes whose names differ from those of the arguments."""
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -61,6 +61,19 @@ def of_parameters(optimizer: Optimizer, params: Dict[int, Parameter]) -> Facts:
     ]
 
 
+def progress_of(optimizer: Optimizer) -> Dict[str, float]:
+    """The numbers that updates change, by attribute, such as num_update or Nadam's m_schedule.
+
+    They are all plain numbers that are no constructor arguments.
+    """
+    arguments = {_ATTRIBUTES.get(name, name) for name in _argument_names(optimizer)}
+    return {
+        name: value
+        for name, value in sorted(vars(optimizer).items())
+        if name not in arguments and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
 def _multiplier(optimizer: Optimizer, index: int, which: str) -> Any:
     """The multiplier from the Parameter, or from the optimizer's own dict."""
     if index in optimizer.param_dict:
@@ -70,15 +83,20 @@ def _multiplier(optimizer: Optimizer, index: int, which: str) -> Any:
 
 def _kept(instance: Any) -> Dict[str, Any]:
     """The constructor arguments that an object keeps, if they are plain values."""
-    names: Set[str] = set()
-    for kind in type(instance).__mro__[:-1]:
-        if inspect.isfunction(vars(kind).get("__init__")):
-            names.update(inspect.signature(kind.__init__).parameters)
-    attributes = {name: _ATTRIBUTES.get(name, name) for name in sorted(names - _NOT_COMPARED)}
+    names = sorted(_argument_names(instance) - _NOT_COMPARED)
+    attributes = {name: _ATTRIBUTES.get(name, name) for name in names}
     arguments = {
         name: _plain(getattr(instance, attribute, None)) for name, attribute in attributes.items()
     }
     return {name: value for name, value in arguments.items() if _is_plain(value)}
+
+
+def _argument_names(instance: Any) -> Set[str]:
+    names: Set[str] = set()
+    for kind in type(instance).__mro__[:-1]:
+        if inspect.isfunction(vars(kind).get("__init__")):
+            names.update(inspect.signature(kind.__init__).parameters)
+    return names
 
 
 def _plain(value: Any) -> Any:

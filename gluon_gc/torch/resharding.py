@@ -75,4 +75,4 @@ def of_this_worker(
         for name, own in params.items()
         if own.compressor is not None
     }
-    return fitting.shared_out(arrays, shares, leads=True)
+    return coder_states.with_aggregators(fitting.shared_out(arrays, shares), arrays)

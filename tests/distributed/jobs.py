@@ -773,6 +773,18 @@ def wrong_states(arguments):
     return said
 
 
+def own_states(arguments):
+    """Load this worker's file of `wrong_states`; returns the error message."""
+    params = _parameters([(300, 70)])
+    compression = {"compressor": "onebit", "ef": "vanilla"}
+    trainer = bps.DistributedTrainer(params, "sgd", compression_params=compression)
+    try:
+        trainer.load_states(str(Path(arguments["folder"], str(bps.rank()))))
+    except ValueError as error:
+        return {"error": np.array(str(error))}
+    return {"error": np.array("")}
+
+
 def equal_gradients(arguments):
     """Train one step; all workers have the same gradient: 1, then `value` in all other elements."""
     params = _parameters([(size,) for size in arguments["sizes"]])
@@ -1213,6 +1225,37 @@ def resume(arguments):
         trainer._follow_cluster()
         trainer._averaging.prepare(trainer._optimizer, "step")
         result.update(carried_over("alone", trainer), size=np.array(bps.size()))
+    return result
+
+
+def resume_on_one_machine(arguments):
+    """Train on two machines, then load the state into workers 0 and 1 on one machine.
+
+    Returns each worker's residual before, and that of workers 0 and 1 afterwards.
+    """
+    params = _parameters([(300, 7)])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", compression_params={"compressor": "onebit", "ef": "vanilla"}
+    )
+    _backward(params, gradients_of(bps.rank(), 0, [(300, 7)]))
+    trainer.step(1)
+
+    def residual():
+        arrays = tensor_states.state(default_exchange(), trainer._averaging.names())
+        ((_, array),) = [item for item in arrays if item[0][1:3] == ("worker", "residual")]
+        return array
+
+    result, rank = {"before": residual()}, bps.rank()
+    bps.suspend()
+    if rank < 2:
+        if not arguments["servers"]:
+            del os.environ["BYTEPS_FORCE_DISTRIBUTED"]
+        os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
+        os.environ.update(BYTEPS_LOCAL_SIZE="2", BYTEPS_LOCAL_RANK=str(rank))
+        bps.resume(num_workers=1, num_servers=arguments["servers"], global_rank=0)
+        trainer._follow_cluster()
+        trainer._averaging.prepare(trainer._optimizer, "step")
+        result.update(after=residual(), size=np.array(bps.size()))
     return result
 
 

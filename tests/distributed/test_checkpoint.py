@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gluon_gc import checkpoint
+from gluon_gc.checkpoint import fitting
 from gluon_gc.compression import parse
 from tests import replay
 from tests.compressors import ONE_OF_EACH
@@ -170,6 +171,62 @@ def test_more_workers_share_what_was_carried_over(tmp_path):
                 total = sum(arrays[place].astype(np.float64) for arrays in before)
                 for arrays in after:
                     np.testing.assert_allclose(arrays[place], total / 3, rtol=1e-7)
+
+
+def totals(job, suffix=""):
+    """Return the sum of all residuals and momenta of the workers, and those of the aggregators."""
+    files = [
+        checkpoint.read(f"{job['folder']}/{job['name']}-{rank}{suffix}")
+        for rank in range(job["workers"])
+    ]
+    senders = [one["senders"] for one in files[0].header["parameters"]]
+    found = {}
+    for place in files[0].arrays:
+        if place.node == "worker" and place.what != "stream":
+            total = sum(states.arrays[place].astype(np.float64) for states in files)
+            found[place[:3]] = total * senders[place.tensor] / len(files)
+    aggregators = sorted(fitting.aggregators([states.arrays for states in files]).items())
+    for place in {place[:3] for place, _ in aggregators}:
+        of_place = [array for other, array in aggregators if other[:3] == place]
+        found[place] = np.concatenate(of_place)
+    return found
+
+
+def on_one_machine_with_a_server(job, arguments):
+    return run(job, arguments, 2, 1, {"BYTEPS_LOCAL_SIZE": 2})
+
+
+GROUPINGS = [on_servers, on_one_machine_with_a_server, run_machine, run_horovod]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("before", GROUPINGS)
+def test_as_many_workers_in_other_groups_keep_the_sum(tmp_path, before):
+    """The workers of a machine have one residual together, and Horovod has no server."""
+    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    of_all = jobs(tmp_path, middle=2, end=2, workers=2)
+    for job in of_all:
+        before("checkpoint", job)
+    for after in GROUPINGS:
+        for job in of_all:
+            after("states_of_others", job)
+        for job in of_all:
+            expected, found = totals(job), totals(job, ".shared")
+            assert found.keys() == expected.keys()
+            for place, total in expected.items():
+                err_msg = f"{after.__name__} {job['compression_params']} {place}"
+                np.testing.assert_allclose(found[place], total, 1e-6, 1e-9, err_msg=err_msg)
+
+
+@pytest.mark.parametrize("before, after", [(on_servers, run_machine), (run_machine, on_servers)])
+def test_a_file_of_workers_in_other_groups_is_refused_with_the_remedy(tmp_path, before, after):
+    before("wrong_states", {"folder": str(tmp_path)})
+    numbers = "2 there, but 1 here" if after is run_machine else "1 there, but 2 here"
+    for rank, said in enumerate(after("own_states", {"folder": str(tmp_path)})):
+        assert str(said["error"]) == (
+            f"'{tmp_path}/{rank}' does not fit: the number of residuals of 'p0' is {numbers}; "
+            "pass the files of all workers that saved, and strict=False"
+        )
 
 
 def files_of(worker, there, here):

@@ -218,12 +218,41 @@ def test_workers_go_on_in_another_cluster_and_in_one_of_another_size(tmp_path):
         second.stop()
 
 
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_workers_of_a_machine_get_the_residuals_of_another_once(tmp_path, workers, servers):
+    local_size = workers // 2
+    first = Cluster(tmp_path, workers, 1, DMLC_NUM_WORKER=2, BYTEPS_LOCAL_SIZE=local_size)
+    second = Cluster(tmp_path, 2, servers, DMLC_NUM_WORKER=1, BYTEPS_LOCAL_SIZE=2)
+    port = second.environment["DMLC_PS_ROOT_PORT"]
+    try:
+        first.start_roles()
+        if servers:
+            second.start_roles("2")
+        for rank in range(workers):
+            machine, local_rank = divmod(rank, local_size)
+            place = {"DMLC_WORKER_ID": machine, "BYTEPS_LOCAL_RANK": local_rank}
+            arguments = {"port": port, "servers": servers}
+            first.start_worker(rank, "resume_on_one_machine", arguments, **place)
+        results = first.results()
+        total = results[0]["before"] + results[-1]["before"]
+        assert total.any()
+        for result in results[:2]:
+            assert result["size"] == 2
+            np.testing.assert_allclose(result["after"], total, rtol=1e-6)
+    finally:
+        first.stop()
+        second.stop()
+
+
 @pytest.mark.parametrize(
     "job, optimizer, options",
     [
         ("grow", "sgd", {"momentum": 0.9}),
         ("grow", "adam", {}),
+        ("grow", "nadam", {}),
         ("grow_by_hand", "sgd", {"momentum": 0.9}),
+        ("grow_by_hand", "nadam", {}),
     ],
 )
 def test_a_new_worker_goes_on_from_the_parameters_and_states_of_the_old_one(

@@ -8,7 +8,7 @@ from gluon_gc.compression import parse
 from tests import replay
 from tests.compressors import COMPRESSORS
 from tests.distributed.jobs import rows_of
-from tests.distributed.standing import run, run_horovod, run_local
+from tests.distributed.standing import run, run_horovod, run_local, run_machine
 from tests.distributed.test_two_way import assert_identical, of_way
 
 SHAPE = (400, 9)
@@ -32,7 +32,10 @@ def framed_bytes(length, most):
 
 
 def check(results, ways, framed):
-    """Check gradients and bytes against the replay, and the gradients after a checkpoint."""
+    """Check gradients and bytes against the replay, and the gradients after a checkpoint.
+
+    `framed` is None if no bytes travel over a network.
+    """
     assert_identical([{k: v for k, v in r.items() if "pushed" not in k} for r in results])
     for number, way in enumerate(ways):
         of_ranks = [of_way(result, number) for result in results]
@@ -46,6 +49,8 @@ def check(results, ways, framed):
             ratio = RATES[max(0, step - 1)] / rate
             expected, lengths = exchange.step(gradients, 1 / workers, ratio, order)
             np.testing.assert_array_equal(result[f"g{step}"], expected, err_msg=f"{way} {step}")
+            if framed is None:
+                lengths = [0] * workers
             sent.append([framed_bytes(n, most) if framed else n for n in lengths])
             if step >= len(RATES) // 2:
                 np.testing.assert_array_equal(result[f"resumed{step}"], result[f"g{step}"])
@@ -56,6 +61,16 @@ def check(results, ways, framed):
 def test_servers_bring_what_a_numpy_replay_has(tmp_path):
     ways = every_way(tmp_path)
     check(run("several_compressed_rows", ways, workers=3, servers=2), ways, framed=True)
+
+
+def test_servers_bring_it_to_several_workers_of_a_machine(tmp_path):
+    ways, variables = every_way(tmp_path), {"BYTEPS_LOCAL_SIZE": 2}
+    check(run("several_compressed_rows", ways, 2, 1, variables), ways, framed=True)
+
+
+def test_one_machine_brings_what_a_numpy_replay_has(tmp_path):
+    ways = every_way(tmp_path)
+    check(run_machine("several_compressed_rows", ways, workers=3), ways, framed=None)
 
 
 def test_horovod_brings_what_a_numpy_replay_has(tmp_path):

@@ -12,6 +12,7 @@ COMPRESSIONS = {
     "onebit": ONEBIT,
     "topk": {"compressor": "topk", "k": 0.3, "ef": "vanilla"},
     "gathered": {"compressor": "dgc", "k": 0.2, "seed": 7},
+    "stateless": {"compressor": "onebit", "scaling": True},
     "drawn": {"compressor": "blockwise", "stochastic": True, "seed": 7, "ef": "vanilla"},
 }
 
@@ -32,7 +33,7 @@ def test_no_step_that_is_left_out_comes_back_from_servers(compression):
     check(run("left_out", {**arguments, "saves": True}, servers=2, variables=VARIABLES))
 
 
-@pytest.mark.parametrize("compression", ["onebit", "drawn"])
+@pytest.mark.parametrize("compression", ["onebit", "drawn", "stateless"])
 def test_no_step_that_is_left_out_comes_back_from_a_machines_workers(compression):
     arguments = {"compression_params": COMPRESSIONS[compression], "shapes": SHAPES, "kinds": KINDS}
     check(run_machine("left_out", arguments, variables=VARIABLES))

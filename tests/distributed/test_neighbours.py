@@ -1,6 +1,7 @@
 """Workers of one machine without a scheduler, if one of them ends early."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,35 @@ def test_one_that_fails_is_named_with_its_error(cluster, failing):
     others = {*range(WORKERS)} - {failing}
     _all_say(nodes, f"worker {failing} has failed: ValueError: no data", others)
     assert nodes.wait(f"worker{failing}") == 1
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+@pytest.mark.parametrize("next_call", ["exchange()", "bps.barrier()"])
+def test_one_that_ends_before_the_others_is_named_by_all(cluster, leaver, next_call):
+    nodes = cluster(1, 0)
+    steps = f"exchange()\nwhile True: {next_call}"
+    for rank in range(WORKERS):
+        _start(nodes, rank, "exchange()" if rank == leaver else steps)
+    for rank in range(WORKERS):
+        assert nodes.wait(f"worker{rank}") == 1
+        said = (
+            rf"worker {rank} ends: worker {leaver} has left after \d+ exchanges, but worker \d has"
+        )
+        assert re.search(said, last_line(nodes.log(f"worker{rank}"))), nodes.logs()
+
+
+def test_scripts_that_end_alike_end_well_though_one_comes_late(cluster, tmp_path):
+    nodes = cluster(1, 0)
+    late = f"import time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.02)\n"
+    for rank in range(WORKERS):
+        ready = f"open('{tmp_path}/there{rank}', 'w')\n"
+        _start(nodes, rank, f"exchange()\n{ready}{late if rank == 1 else ''}")
+    for rank in range(WORKERS):
+        nodes.wait_for(tmp_path / f"there{rank}")
+    (tmp_path / "go").touch()
+    for rank in range(WORKERS):
+        assert nodes.wait(f"worker{rank}") == 0
+        assert nodes.log(f"worker{rank}") == ""
 
 
 def test_those_who_do_not_come_are_named(cluster):

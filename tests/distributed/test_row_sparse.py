@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.distributed.standing import run, run_horovod
+from tests.distributed.standing import run, run_horovod, run_machine
 
 ROWS, WIDTH = 3000, 4
 WORDS = [  # for each step and each of three workers
@@ -23,7 +23,11 @@ def on_horovod(arguments):
     return run_horovod("embeddings", arguments, workers=3)
 
 
-@pytest.mark.parametrize("backend", [on_servers, on_horovod])
+def on_one_machine(arguments):
+    return run_machine("embeddings", arguments, workers=3)
+
+
+@pytest.mark.parametrize("backend", [on_servers, on_horovod, on_one_machine])
 def test_rows_are_summed_as_dense_gradients_are(backend):
     results = {}
     for sparse in (True, False):

@@ -15,6 +15,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .... import agreement, env
 from ....agreement import Message
+from ....checkpoint import Place
 from ....launch.leaving import ending
 from ....launch.machine import Machine
 from ....launch.neighbours import Neighbours
@@ -26,6 +27,7 @@ from ...exchange import Exchange
 from ...gradient import Gradient
 from ...job import Job
 from ...sparse import SparseChannel, summed
+from .. import archive
 from .shared_memory import SharedMemory, SharedMessage
 
 
@@ -69,8 +71,8 @@ class OneMachine(Exchange):
             return
         mx.nd.waitall()
         OneMachine.connected = None
-        self._neighbours.leave()
-        self._gather(b"")
+        with self._progress.waiting():
+            self._neighbours.leave()
         self._stall_watch.end()
         self._memory.close()
         ending().concerns(None)
@@ -87,24 +89,28 @@ class OneMachine(Exchange):
             return self._machine.gather(data)
 
     def _compared(self, message: Message, call: str) -> Message:
+        self._neighbours.next_exchange()
         messages = self._gather(json.dumps(message).encode(), call)
         return agreement.compare([json.loads(text) for text in messages])
 
     def _open(self, channels: Sequence[Channel]) -> None:
         if not channels:
             return
-        aggregators = {c: self._aggregator(c) for c in channels if c.aggregated}
+        summed_channels = [channel for channel in channels if not channel.in_rows]
+        aggregators = {c: self._aggregator(c) for c in summed_channels if c.aggregated}
         with self._progress.waiting(), self._neighbours.heeded():
-            shared = self._memory.open(channels, [1] * len(channels), aggregators)
-        self._shared.update(zip(channels, shared))
+            shared = self._memory.open(summed_channels, [1] * len(summed_channels), aggregators)
+        self._shared.update(zip(summed_channels, shared))
         self._aggregators.update(aggregators)
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
     def _keep_earlier(self, channels: Sequence[Channel]) -> None:
-        if channels:
+        shared = [self._shared[channel] for channel in channels if channel in self._shared]
+        if shared:
             with self._progress.waiting(), self._neighbours.heeded():
-                self._memory.keep_earlier([self._shared[channel] for channel in channels])
+                self._memory.keep_earlier(shared)
+        super()._keep_earlier([channel for channel in channels if channel not in self._shared])
 
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
@@ -112,7 +118,8 @@ class OneMachine(Exchange):
         self._shared.pop(channel, None)
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:
-        return 0, 1  # all workers together send one payload
+        # All workers together make one payload, but each one makes a payload of its own rows.
+        return super().place(chunk) if chunk.rows else (0, 1)
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         return 0, 0
@@ -121,7 +128,9 @@ class OneMachine(Exchange):
         return False  # the workers sum in host memory
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
-        for channel in channels:
+        self._neighbours.next_exchange()
+        in_memory = [channel for channel in channels if channel in self._shared]
+        for channel in in_memory:
             shared = self._shared[channel]
             shared.contribute(job)
             if shared.owned:
@@ -129,8 +138,19 @@ class OneMachine(Exchange):
                 if channel.aggregated:
                     message = self._aggregators[channel].aggregate(message, count=1)
                 shared.answer(message.copyto)
-        for channel in channels:
+        for channel in in_memory:
             self._shared[channel].deliver(job.gradients)
+        for channel in channels:
+            if channel.in_rows:
+                payloads = self._payloads(channel, channel.encode(job))
+                channel.deliver([payloads], job.gradients, self.num_workers)
+
+    def _payloads(self, channel: Channel, message: NDArray) -> NDArray:
+        """The payloads of all workers' rows, side by side. Only bytes in use travel."""
+        own, (payload,) = message.asnumpy(), channel.codec.codecs
+        gathered = self._gather(own[: payload.used(own)].tobytes())
+        padded = b"".join(data.ljust(payload.payload_bytes, b"\0") for data in gathered)
+        return mx.nd.array(np.frombuffer(padded, np.uint8), dtype="uint8")
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
@@ -138,6 +158,17 @@ class OneMachine(Exchange):
         ids, values = channel.sent.indices.asnumpy(), channel.sent.data.asnumpy()
         of_all = (b"".join(self._gather(array.tobytes())) for array in (ids, values))
         return summed(channel, *of_all), None
+
+    # Checkpoints: rank 0 saves the states of all aggregators, which are in shared memory
+
+    def keeps_aggregator(self, channel: Channel) -> bool:
+        return self.rank == 0 and channel.aggregated
+
+    def share_aggregators(
+        self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
+    ) -> Mapping[Place, np.ndarray]:
+        # All workers write the same states. Each one also needs the aggregators' random streams.
+        return archive.unpack(b"".join(self._gather(archive.pack(arrays))))
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays of any dtype with rank `root_rank`'s arrays, bit for bit."""

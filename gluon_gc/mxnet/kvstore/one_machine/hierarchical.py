@@ -78,8 +78,8 @@ class HierarchicalExchange(Exchange):
         return super()._can_run_on_gpu(channel) and channel not in self._shared
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:
-        shared = self._shares_machine() and chunk.params is not None and chunk.params.hierarchical
-        return self._machine if shared else super().place(chunk)
+        summed = chunk.params is not None and chunk.params.hierarchical and not chunk.rows
+        return self._machine if summed and self._shares_machine() else super().place(chunk)
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         if channel in self._shared and not self._shared[channel].owned:

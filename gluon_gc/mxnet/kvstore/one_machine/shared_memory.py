@@ -170,7 +170,8 @@ class SharedMemory:
     def _pieces(self, sizes: Sequence[int]) -> Iterator[np.ndarray]:
         """New shared memory of these sizes in bytes. All workers make the same call."""
         padded = [size + -size % _ALIGNMENT for size in sizes]
-        blocks = np.split(self._machine.share(sum(padded)), np.cumsum(padded)[:-1])
+        memory = self._machine.share(sum(padded)) if any(padded) else np.empty(0, np.uint8)
+        blocks = np.split(memory, np.cumsum(padded)[:-1])
         return (block[:size] for block, size in zip(blocks, sizes))
 
     def _count(self, memory: np.ndarray, each: int, awaited_by: slice) -> Eventcount:
