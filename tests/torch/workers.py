@@ -29,7 +29,7 @@ from tests.processes import clean_environ, free_port
 from tests.torch import emulated, forked
 
 _MOST = 3  # kinds of standing workers; idle ones need memory
-_TIMEOUT = 100  # seconds that a body may take
+_TIMEOUT = 110  # seconds that a body may take
 _OTHERS = 1  # seconds to wait for further workers to say why they failed
 
 
