@@ -1,4 +1,4 @@
-"""Jobs that train with Accelerate; see jobs.py."""
+"""Jobs that train with Accelerate, for test_integrations.py."""
 
 import functools
 
@@ -13,7 +13,6 @@ from tests.torch.common import (
     ONEBIT,
     Net,
     assert_alike,
-    do_jobs,
     flat,
     logged,
     loss_of,
@@ -176,7 +175,3 @@ def mistakes_are_refused(folder):
 
 def one_worker_is_refused(folder):
     raised(ValueError, "has made a Net: start two or more workers", lambda: Loop({}))
-
-
-if __name__ == "__main__":
-    do_jobs(globals())

@@ -1,10 +1,8 @@
 """Code that the workers' jobs share: a network, training loops, and checks."""
 
+import copy
 import logging
-import os
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,9 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
 from gluon_gc.log import logger
-from tests.torch import emulated
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"}
+SIGNS = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 TOPK = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
 DGC = {"compressor": "dgc", "k": 0.05, "seed": 3}
 DITHERING = {"compressor": "dithering", "k": 4, "seed": 3, "ef": "corrected"}
@@ -151,17 +149,46 @@ def logged():
         logger.removeHandler(handler)
 
 
-def do_jobs(jobs):
-    """Run the jobs of the command line, `JOB[,JOB...] [FOLDER]`, in a worker.
+def arrays_of(state, layer):
+    """Return copies of all states of a layer's parameters."""
+    arrays = copy.deepcopy(state.state_dict()["arrays"])
+    return {name: states for name, states in arrays.items() if name.startswith(layer)}
 
-    `jobs` maps names to functions. If EMULATED_GPU is set, tensors are on an emulated GPU.
-    """
-    bps.init()
-    if "EMULATED_GPU" in os.environ:
-        emulated.start(os.environ["EMULATED_GPU"])
-    names, *folder = sys.argv[1:]
-    for name in names.split(","):
-        if dist.get_rank() == 0:
-            print(f"-- {name}", flush=True)
-        jobs[name](*map(Path, folder))
-    bps.shutdown()
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name][key], other[name][key]) for name in one for key in one[name]
+    )
+
+
+def train_once(net, optimizer, step=0):
+    optimizer.zero_grad()
+    loss_of(net, step).backward()
+    optimizer.step()
+
+
+def sharded(params):
+    from torch.distributed.fsdp import fully_shard
+
+    net = Net()
+    for layer in net.children():
+        fully_shard(layer)
+    fully_shard(net)
+    params = {**params, "momentum": None}
+    return net, torch.optim.SGD(net.parameters(), lr=0.1), bps.compress_reduce_scatter(net, params)
+
+
+def hooked(params):
+    net, optimizer, ddp, state = wrapped(params)
+    return ddp, optimizer, state
+
+
+def distributed(params):
+    net = Net()
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), params)
+    return net, optimizer, optimizer.compression_state
+
+
+def full(parameter):
+    whole = getattr(parameter, "full_tensor", lambda: parameter)()
+    return whole.detach().clone()

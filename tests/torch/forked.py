@@ -20,7 +20,7 @@ from unittest import mock
 from tests.distributed.nursery import die_with_parent
 from tests.processes import free_port
 
-IMPORTED = ["gluon_gc.torch", "tests.torch.loops", "tests.torch.crossing"]
+IMPORTED = ["gluon_gc.torch", "tests.torch.test_workers"]
 IMPORTED += ["torch._dynamo", "torch.distributed.fsdp"]  # what an optimizer or fully_shard imports
 
 

@@ -1,4 +1,4 @@
-"""Jobs that train with Lightning; see jobs.py."""
+"""Jobs that train with Lightning, for test_integrations.py."""
 
 import functools
 import logging
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gluon_gc.torch.integrations.attached import AttachedCompression
 from gluon_gc.torch.integrations.lightning import CompressionCallback
 from tests.torch import by_hand
-from tests.torch.common import ONEBIT, Net, assert_alike, data, do_jobs, flat, logged, raised, sgd
+from tests.torch.common import ONEBIT, Net, assert_alike, data, flat, logged, raised, sgd
 
 warnings.filterwarnings("ignore", module="lightning")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -116,7 +116,3 @@ def several_optimizers_share_the_compression(folder):
 def one_worker_is_refused(folder):
     fitting = functools.partial(fit, CompressionCallback(), devices=1, strategy="auto")
     raised(ValueError, "the tool has made a Module: start two or more workers", fitting)
-
-
-if __name__ == "__main__":
-    do_jobs(globals())

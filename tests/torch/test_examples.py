@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from common.log import read_configurations, read_log
 
-from tests.torch import test_workers
+from tests.torch import scripts
 
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image", reason="the ImageNet example reads images with Pillow")
@@ -25,14 +25,14 @@ CHECKSUM = re.compile(r"rank (\d) of \d: checksum of the parameters (\w+)")
 pytestmark = pytest.mark.timeout(240)
 
 
-def trained(script, arguments, folder, workers=2, start=test_workers.run):
+def trained(script, arguments, folder, workers=2, start=scripts.run):
     """Run an example; returns the workers' checksum, the output, and the log.
 
-    `start` is `test_workers.run`, or `test_workers.run_torchrun`, which takes longer.
+    `start` is `scripts.run`, or `scripts.run_torchrun`, which takes longer.
     """
     log = folder / "log.jsonl"
     arguments = [*map(str, arguments), "--logging-file", str(log)]
-    said = start(*arguments, workers=workers, file=ROOT / "example" / "pytorch" / script)
+    said = start(ROOT / "example" / "pytorch" / script, *arguments, workers=workers)
     sums = dict(CHECKSUM.findall(said))
     assert len(sums) == workers and len(set(sums.values())) == 1
     return sums["0"], said, read_log(str(log))
@@ -54,7 +54,7 @@ def check_learnt(log, said, saving):
 
 @pytest.mark.parametrize("compression, saving", [([], 1), (DGC, 10)], ids=["plain", "dgc"])
 def test_the_digits_are_learnt_on_two_workers(compression, saving, tmp_path):
-    start = test_workers.run if compression else test_workers.run_torchrun
+    start = scripts.run if compression else scripts.run_torchrun
     arguments = ["--num-epochs", 2, *compression]
     _, said, log = trained("digits.py", arguments, tmp_path, start=start)
     check_learnt(log, said, saving)
@@ -98,7 +98,7 @@ def test_imagenet_trains_on_folders_of_images_and_goes_on(folders, tmp_path):
     arguments += ["--epochs", 2, "--lr", 0.01, "--lr-mode", "cosine", "--warmup-epochs", 1]
     arguments += ["--compressor", "topk", "--k", 0.05, "--ef", "vanilla"]
     save = ["--save", tmp_path / "saved", "--save-period", 1]
-    start = test_workers.run_torchrun
+    start = scripts.run_torchrun
     whole, said, log = trained("imagenet.py", [*arguments, *save], tmp_path, start=start)
     for record in log:
         assert len(record["step_loss"]) == 2
@@ -120,7 +120,7 @@ def test_the_language_model_learns_and_goes_on_as_if_it_had_never_stopped(
     arguments = "--width 32 --depth 1 --heads 2 --context 32 -b 4 --steps 24 --eval-every 12"
     arguments = [*arguments.split(), "--eval-windows", 16, "--lr", 0.01, *method]
     save = ["--save", tmp_path / "saved", "--save-period", 10, "--sample", 20]
-    start = test_workers.run if method is LOCAL_STEPS else test_workers.run_torchrun
+    start = scripts.run if method is LOCAL_STEPS else scripts.run_torchrun
     whole, said, log = trained("language_model.py", [*arguments, *save], tmp_path, start=start)
     assert [record["step"] for record in log] == [12, 24]
     assert [len(record["step_loss"]) for record in log] == [12, 12]

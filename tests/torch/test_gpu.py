@@ -4,8 +4,8 @@ import pytest
 
 from tests.cuda import emulator
 
-from . import test_fsdp
-from .test_workers import HERE, run
+from . import test_algorithm, test_fsdp, test_optimizers, test_workers
+from .workers import run
 
 pytestmark = pytest.mark.xdist_group("emulator")  # to build the emulator once
 
@@ -16,52 +16,57 @@ def emulated_gpu():
     return emulator.build()
 
 
-def test_a_gpu_gives_the_bits_of_the_cpu(emulated_gpu):
-    run("the_bits_of_the_cpu", emulated_gpu)
+OF_EVERY_GPU = (
+    test_workers.test_every_dtype,
+    test_workers.test_what_is_not_finite,
+    test_workers.test_single_tensors,
+)
+OTHERS = (
+    test_workers.test_fully_sharded_checkpoint,
+    test_optimizers.test_momentum_of_a_plain_checkpoint_is_taken_over,
+    test_optimizers.test_a_checkpoint_continues_a_schedule_of_momentum,
+    test_fsdp.test_differences_are_their_replay_on_all_workers,
+    test_fsdp.test_every_change_of_a_parameter_is_gathered,
+    test_fsdp.test_loaded_values_are_gathered_exactly,
+    test_fsdp.test_large_changes_in_place_are_gathered_exactly,
+    test_fsdp.test_frozen_parameters_become_exact,
+    test_fsdp.test_loaded_nan_is_told,
+    test_algorithm.test_local_steps_is_its_replay_bit_for_bit,
+    test_algorithm.test_what_is_resumed_goes_on_bit_for_bit,
+)
 
 
-def test_two_workers_with_gpus(emulated_gpu):
-    jobs = "every_dtype,what_is_not_finite,fully_sharded_checkpoint,single_tensors"
-    jobs += ",momentum_of_a_plain_checkpoint_is_taken_over"
-    jobs += ",a_checkpoint_continues_a_schedule_of_momentum"
-    run(jobs, EMULATED_GPU=str(emulated_gpu))
+@pytest.mark.parametrize("payloads", ["gloo", "nccl"])
+def test_a_gpu_gives_the_bits_of_the_cpu(emulated_gpu, payloads):
+    variables = {"GLUON_GC_PAYLOADS": payloads}
+    run(test_workers.the_bits_of_the_cpu, 2, variables, folder=emulated_gpu)
 
 
-def test_payloads_that_stay_on_gpus_give_the_bits_of_the_cpu(emulated_gpu):
-    run("the_bits_of_the_cpu", emulated_gpu, GLUON_GC_PAYLOADS="nccl")
-    jobs = "every_dtype,what_is_not_finite,single_tensors,payloads_stay_on_gpus"
-    run(jobs, EMULATED_GPU=str(emulated_gpu), GLUON_GC_PAYLOADS="nccl")
+@pytest.mark.parametrize("test", (*OF_EVERY_GPU, *OTHERS))
+def test_two_workers_with_gpus(emulated_gpu, test):
+    run(test, 2, {"EMULATED_GPU": emulated_gpu})
+
+
+@pytest.mark.parametrize("test", (*OF_EVERY_GPU, test_workers.payloads_stay_on_gpus))
+def test_payloads_that_stay_on_gpus(emulated_gpu, test):
+    run(test, 2, {"EMULATED_GPU": emulated_gpu, "GLUON_GC_PAYLOADS": "nccl"})
 
 
 def test_four_workers_whose_payloads_stay_on_gpus(emulated_gpu):
-    more = {"EMULATED_GPU": str(emulated_gpu), "GLUON_GC_PAYLOADS": "nccl"}
-    run("payloads_stay_on_gpus", workers=4, BYTEPS_PARTITION_BYTES="10000", **more)
-
-
-def test_gathers_of_parameters_give_the_bits_of_the_cpu(emulated_gpu):
-    jobs = "differences_are_their_replay_on_all_workers", "every_change_of_a_parameter_is_gathered"
-    jobs += test_fsdp.LOADED
-    run(",".join(jobs), file=HERE / "fsdp_jobs.py", EMULATED_GPU=str(emulated_gpu))
+    more = {"EMULATED_GPU": emulated_gpu, "GLUON_GC_PAYLOADS": "nccl"}
+    run(test_workers.payloads_stay_on_gpus, 4, {"BYTEPS_PARTITION_BYTES": 10000, **more})
 
 
 @pytest.mark.parametrize("before", ["cpu", "gpu"])
 def test_sharded_training_goes_on_on_the_other_one(tmp_path, emulated_gpu, before):
     """With residuals of 32 and of 8 bits."""
-    variables = [{}, {"EMULATED_GPU": str(emulated_gpu)}]
-    for job in ("saved_with_dcp", "resumed_from_dcp"):
-        now = variables.pop(0 if before == "cpu" else -1)
-        run(job, tmp_path, file=HERE / "fsdp_jobs.py", **now)
-
-
-def test_rounds_of_an_algorithm_give_the_bits_of_the_cpu(emulated_gpu):
-    jobs = "local_steps_is_its_replay_bit_for_bit,what_is_resumed_goes_on_bit_for_bit"
-    run(jobs, file=HERE / "algorithm_jobs.py", EMULATED_GPU=str(emulated_gpu))
+    variables = [{}, {"EMULATED_GPU": emulated_gpu}]
+    for body in (test_fsdp.saved_with_dcp, test_fsdp.resumed_from_dcp):
+        run(body, 2, variables.pop(0 if before == "cpu" else -1), folder=tmp_path)
 
 
 @pytest.mark.parametrize("before, payloads", [("cpu", "nccl"), ("gpu", "gloo")])
 def test_a_checkpoint_goes_on_on_the_other_one(tmp_path, emulated_gpu, before, payloads):
-    gpu = {"EMULATED_GPU": str(emulated_gpu), "GLUON_GC_PAYLOADS": payloads}
-    variables = {"cpu": {}, "gpu": gpu}
-    after = "gpu" if before == "cpu" else "cpu"
-    run("saved", tmp_path, **variables[before])
-    run("resumed", tmp_path, **variables[after])
+    variables = [{}, {"EMULATED_GPU": emulated_gpu, "GLUON_GC_PAYLOADS": payloads}]
+    for body in (test_workers.saved, test_workers.resumed):
+        run(body, 2, variables.pop(0 if before == "cpu" else -1), folder=tmp_path)

@@ -1,5 +1,6 @@
-"""gluon_gc.torch.integrations with the real tools; the files *_jobs.py have the checks."""
+"""gluon_gc.torch.integrations with the real tools; the files *_jobs.py import them."""
 
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -7,8 +8,9 @@ import sys
 
 import pytest
 
-from tests.torch import test_workers
-from tests.torch.test_workers import HERE, environ
+from tests.torch import scripts
+from tests.torch.scripts import HERE, environ
+from tests.torch.workers import run
 
 JOBS = {
     "accelerate": (
@@ -38,7 +40,6 @@ JOBS = {
         "the_epoch_is_right_if_the_length_of_the_data_is_unknown",
         "checkpoints_of_the_model_alone_resume",
         "checkpoints_that_do_not_fit_are_refused",
-        "saved",
     ),
 }
 
@@ -58,7 +59,7 @@ def tool(request):
     return request.param
 
 
-def run(*command):
+def called(*command):
     """Run a command; returns its output."""
     done = subprocess.run(
         list(map(str, command)),
@@ -73,23 +74,31 @@ def run(*command):
     return done.stdout
 
 
-def test_two_workers_train_and_resume_as_in_a_loop_written_by_hand(tool, tmp_path):
-    file = HERE / f"{tool}_jobs.py"
-    test_workers.run(",".join(JOBS[tool]), tmp_path, file=file)
-    if tool == "transformers":
-        test_workers.run("resumed_by_one_worker", tmp_path, workers=1, file=file)
+def body(tool, name):
+    require(tool)
+    return getattr(importlib.import_module(f"tests.torch.{tool}_jobs"), name)
+
+
+@pytest.mark.parametrize("tool, job", [(tool, job) for tool, jobs in JOBS.items() for job in jobs])
+def test_two_workers(tool, job, tmp_path):
+    run(body(tool, job), 2, folder=tmp_path)
+
+
+def test_one_worker_of_transformers_resumes_from_the_files_of_two(tmp_path):
+    run(body("transformers", "saved"), 2, folder=tmp_path)
+    run(body("transformers", "resumed_by_one_worker"), 1, folder=tmp_path)
 
 
 def test_one_worker_without_ddp_is_told_to_start_more():
     for tool in JOBS:
         require(tool)
-    run(sys.executable, HERE / "one_worker.py")
+    called(sys.executable, HERE / "one_worker.py")
 
 
 def test_the_example_trains(tool, tmp_path):
     script = {"transformers": "trainer"}.get(tool, tool)
     file = HERE.parents[1] / "example" / "pytorch" / f"digits_{script}.py"
-    said = test_workers.run_torchrun("--epochs", 2, "--folder", tmp_path, file=file)
+    said = scripts.run_torchrun(file, "--epochs", 2, "--folder", tmp_path)
     (sent,) = re.findall(r"each worker sent (\d+) bytes in a step", said)
     assert int(sent) == {"transformers": 1937}.get(tool, 1280)  # uncompressed: above 38,000
     (kind, value) = re.findall(r"validation (loss|accuracy) (\d\.\d+)", said)[-1]
@@ -99,7 +108,7 @@ def test_the_example_trains(tool, tmp_path):
 
 def test_importing_the_front_end_imports_nothing_that_takes_long():
     slow = {*JOBS, "sympy", "torch._dynamo", "torch.distributed.fsdp"}
-    said = run(
+    said = called(
         sys.executable, "-c", f"import sys, gluon_gc.torch\nprint({slow} & {{*sys.modules}})"
     )
     assert said.split() == ["set()"]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.torch.test_workers import run
+from tests.torch.scripts import run
 
 
 def test_optimizers_apply_each_gradient_once_in_random_loops():
-    run("200", file=Path(__file__).with_name("random_loops.py"))
+    run(Path(__file__).with_name("random_loops.py"), 200)

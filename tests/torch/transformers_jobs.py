@@ -1,4 +1,4 @@
-"""Jobs that train with the Trainer of transformers; see jobs.py."""
+"""Jobs that train with the Trainer of transformers, for test_integrations.py."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ import gluon_gc.torch as bps
 from gluon_gc.torch.integrations.attached import AttachedCompression
 from gluon_gc.torch.integrations.transformers import CompressionCallback
 from tests.torch import by_hand
-from tests.torch.common import assert_alike, do_jobs, flat, logged, raised
+from tests.torch.common import assert_alike, flat, logged, raised
 
 EPOCHS, BATCH = 2, 4
 ROWS = BATCH * by_hand.BATCHES * 2
@@ -248,7 +248,3 @@ def one_worker_is_refused(folder):
         "the tool has made a BertForSequenceClassification: start two or more workers",
         trainer(folder, {}).train,
     )
-
-
-if __name__ == "__main__":
-    do_jobs(globals())

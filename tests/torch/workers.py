@@ -5,7 +5,7 @@
         ...  # in both workers, between bps.init() and bps.shutdown()
 
 Worker processes stay for the next test with as many workers and the same environment variables,
-because to start them takes longer than most tests. After a failure new ones are started.
+because to start them takes longer than most tests. A failure ends them.
 """
 
 from __future__ import annotations
@@ -18,30 +18,42 @@ import tempfile
 import time
 import traceback
 from functools import wraps
+from inspect import Parameter, signature
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from tests.processes import clean_environ, free_port
-from tests.torch import forked
+import pytest
 
-_TIMEOUT = 100  # seconds that a body may take
+from tests.processes import clean_environ, free_port
+from tests.torch import emulated, forked
+
+_MOST = 3  # kinds of standing workers; idle ones need memory
+_TIMEOUT = 110  # seconds that a body may take
 _OTHERS = 1  # seconds to wait for further workers to say why they failed
 
 
-def on_workers(workers: int, **variables: Any) -> Callable[[Callable[..., None]], Callable]:
-    """Let the body of a test run on workers, with these environment variables.
+def on_workers(*counts: int, **variables: Any) -> Callable[[Callable[..., None]], Callable]:
+    """Let the body of a test run on so many workers, with these environment variables.
 
-    The body's arguments are pytest's, which must be picklable.
+    If EMULATED_GPU is set to the folder of an emulator, tensors are on an emulated GPU.
+
+    With several counts, there is a test for each. The body's arguments are pytest's; they must be
+    picklable.
     """
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         @wraps(body)
-        def test(**arguments: Any) -> None:
+        def test(workers: int = counts[0], **arguments: Any) -> None:
             run(test, workers, variables, **arguments)
 
         test.body = body
-        return test
+        if len(counts) == 1:
+            return test
+        own = signature(body)
+        parameter = Parameter("workers", Parameter.KEYWORD_ONLY)
+        test.__signature__ = own.replace(parameters=[*own.parameters.values(), parameter])
+        return pytest.mark.parametrize("workers", counts)(test)
 
     return decorate
 
@@ -52,27 +64,29 @@ def run(
     variables: Optional[Mapping[str, Any]] = None,
     **arguments: Any,
 ) -> str:
-    """Run the body of a decorated test on workers, and return what they print."""
+    """Run a function, or the body of a decorated test, on workers. Return what they print."""
     key = workers, tuple(sorted((name, str(value)) for name, value in (variables or {}).items()))
     if key not in _standing:
-        end()
+        while len(_standing) >= _MOST:
+            _standing.pop(next(iter(_standing))).kill()
         _standing[key] = _Workers(workers, dict(key[1]))
+    standing = _standing.pop(key)
     try:
-        return _standing[key].run(test.body, arguments)
+        said = standing.run(_body(test), arguments)
     except BaseException:
-        end()
+        standing.kill()
         raise
+    if standing.is_alive():
+        _standing[key] = standing
+    return said
 
 
-def end() -> None:
-    """Kill the standing workers."""
-    while _standing:
-        _standing.popitem()[1].kill()
+def _body(test: Callable[..., None]) -> Callable[..., None]:
+    return getattr(test, "body", test)
 
 
 _Key = Tuple[int, Tuple[Tuple[str, str], ...]]
 _standing: Dict[_Key, _Workers] = {}
-"""At most one element: idle workers need memory."""
 
 
 class _Workers:
@@ -114,13 +128,26 @@ class _Workers:
                 break
             for connection in ready:
                 waiting.remove(connection)
-                problem = _received(connection)
+                rank = self._connections.index(connection)
+                problem = self._received(rank)
                 if problem:
-                    problems.append(f"worker {self._connections.index(connection)}: {problem}")
+                    problems.append(f"worker {rank}: {problem}")
                     deadline = min(deadline, time.monotonic() + _OTHERS)
         said = self._log.read_bytes()[begin:].decode(errors="replace")
         assert not problems, "\n".join([*problems, said])
         return said
+
+    def _received(self, rank: int) -> str:
+        """Return why a worker has failed; empty if it has not, or has ended itself with 0."""
+        try:
+            return self._connections[rank].recv()
+        except (EOFError, ConnectionResetError):
+            self._processes[rank].join()
+            code = self._processes[rank].exitcode
+            return f"the process has ended with exit code {code}" if code else ""
+
+    def is_alive(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
 
     def kill(self) -> None:
         for process in self._processes:
@@ -129,19 +156,20 @@ class _Workers:
         self._folder.cleanup()
 
 
-def _received(connection: Connection) -> str:
-    """Return why a worker has failed; empty if it has not."""
-    try:
-        return connection.recv()
-    except (EOFError, ConnectionResetError):
-        return "the process has ended"
+def _call(module: str, name: str, *arguments: Any, **named: Any) -> None:
+    """Run a body in this worker."""
+    import gluon_gc.torch as bps  # a forked process has imported it
+
+    bps.init()
+    if "EMULATED_GPU" in os.environ:
+        emulated.start(os.environ["EMULATED_GPU"])
+    _body(getattr(importlib.import_module(module), name))(*arguments, **named)
+    bps.shutdown()
 
 
 def _work(environment: Dict[str, str], log: str, connection: Connection) -> None:
     """Run bodies in a forked process."""
     forked.become(environment, log)
-    import gluon_gc.torch as bps  # the server has imported it
-
     while True:
         try:
             module, name, arguments, port = connection.recv()
@@ -150,9 +178,7 @@ def _work(environment: Dict[str, str], log: str, connection: Connection) -> None
         before = {**os.environ, "MASTER_PORT": str(port)}
         os.environ.update(before)
         try:
-            bps.init()
-            getattr(importlib.import_module(module), name).body(**arguments)
-            bps.shutdown()
+            _call(module, name, **arguments)
             gc.collect()
         except BaseException:
             connection.send(traceback.format_exc())
@@ -161,3 +187,7 @@ def _work(environment: Dict[str, str], log: str, connection: Connection) -> None
         os.environ.update(before)
         sys.stdout.flush()
         connection.send("")
+
+
+if __name__ == "__main__":
+    _call(*sys.argv[1:])

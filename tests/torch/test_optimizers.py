@@ -1,4 +1,4 @@
-"""Training loops with schedules, scalers and unusual optimizers, as jobs of two workers.
+"""Training loops with schedules, scalers and unusual optimizers.
 
 Each loop is compared with DistributedDataParallel. Compression sends all elements there, so that
 the weights must be equal but for rounding.
@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 import gluon_gc.torch as bps
 from gluon_gc.torch.cross_barrier import CrossBarrier
 from tests.torch.common import Net, assert_alike, flat, loss_of, raised, sgd
+from tests.torch.workers import on_workers
 
 LOSSLESS = {"compressor": "topk", "k": 10**6, "momentum": "nesterov"}
 DGC = {
@@ -90,7 +91,8 @@ def assert_close(own, expected, atol=1e-6):
 # Momentum that changes
 
 
-def momentum_follows_a_schedule():
+@on_workers(2)
+def test_momentum_follows_a_schedule():
     cycle = functools.partial(OneCycleLR, **CYCLE)
     for nesterov in (True, False):
         make = functools.partial(sgd, nesterov=nesterov)
@@ -117,14 +119,16 @@ class _Relative(LambdaLR):
             group["momentum"] = min(group["momentum"] + 0.1, 0.95)
 
 
-def momentum_follows_a_script_that_reads_its_own_value():
+@on_workers(2)
+def test_momentum_follows_a_script_that_reads_its_own_value():
     make = functools.partial(sgd, momentum=0.5)
     warm_up = functools.partial(_Relative, lr_lambda=lambda epoch: 1.0)
     expected = Run(make).with_hook().train(warm_up)
     assert_close(Run(make).with_hook(LOSSLESS).train(warm_up), expected)
 
 
-def momentum_that_cannot_be_followed_is_refused():
+@on_workers(2)
+def test_momentum_that_cannot_be_followed_is_refused():
     run = Run().with_hook(LOSSLESS)
 
     def step_with(momentum):
@@ -141,7 +145,8 @@ def momentum_that_cannot_be_followed_is_refused():
     run.state.close()
 
 
-def a_checkpoint_continues_a_schedule_of_momentum():
+@on_workers(2)
+def test_a_checkpoint_continues_a_schedule_of_momentum():
     for params in (LOSSLESS, DGC):
         run = Run().with_hook(params, overrides={"*.bias": None})
         schedule = OneCycleLR(run.optimizer, **CYCLE)
@@ -157,7 +162,8 @@ def a_checkpoint_continues_a_schedule_of_momentum():
         assert torch.equal(again.weights(), run.weights())
 
 
-def momentum_of_a_plain_checkpoint_is_taken_over():
+@on_workers(2)
+def test_momentum_of_a_plain_checkpoint_is_taken_over():
     for nesterov in (True, False):
         make = functools.partial(sgd, nesterov=nesterov)
         params, atol = (LOSSLESS, 1e-6) if nesterov else (DGC, 3e-3)
@@ -196,7 +202,8 @@ def _two_optimizers(net):
     return torch.optim.SGD(first, **options), torch.optim.SGD(net.last.parameters(), **options)
 
 
-def another_optimizer_must_not_step_what_has_momentum_or_is_skipped():
+@on_workers(2)
+def test_another_optimizer_must_not_step_what_has_momentum_or_is_skipped():
     said = "parameter last.weight is stepped by another optimizer than that of its"
     for params, more in ((LOSSLESS, {}), (DGC, {}), ({}, {"on_nonfinite": "skip"})):
         run = Run(lambda net: _two_optimizers(net)[0]).with_hook(params, **more)
@@ -216,7 +223,8 @@ def another_optimizer_must_not_step_what_has_momentum_or_is_skipped():
         again.step()
 
 
-def another_optimizer_may_step_what_has_no_momentum():
+@on_workers(2)
+def test_another_optimizer_may_step_what_has_no_momentum():
     results = []
     for params in (None, LOSSLESS):
         run = Run(lambda net: _two_optimizers(net)[0])
@@ -244,7 +252,8 @@ def _scaled(run, scaler, overflow=None):
     return run.weights()
 
 
-def fused_optimizers_with_a_scaler():
+@on_workers(2)
+def test_fused_optimizers_with_a_scaler():
     def run_of(fused):
         return Run(functools.partial(sgd, fused=fused, weight_decay=0.1))
 
@@ -260,7 +269,8 @@ def fused_optimizers_with_a_scaler():
                 assert way == "with_optimizer" or run.optimizer._step_supports_amp_scaling
 
 
-def a_step_that_a_scaler_skips_moves_no_momentum():
+@on_workers(2)
+def test_a_step_that_a_scaler_skips_moves_no_momentum():
     weights = []
     for fused in (False, True):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -303,7 +313,8 @@ def _drained_error(run_of, growth_interval, passes):
     return ((weight - expected).norm() / expected.norm()).item()
 
 
-def residuals_are_in_units_of_the_loss():
+@on_workers(2)
+def test_residuals_are_in_units_of_the_loss():
     feedback = {"compressor": "topk", "k": 0.1, "ef": "vanilla"}
 
     def sharded(net, scaler):
@@ -330,7 +341,8 @@ def residuals_are_in_units_of_the_loss():
         raised(RuntimeError, said, lambda r=run_of: _drained_error(r, 4, passes=False))
 
 
-def a_disabled_scaler_leaves_nonfinite_gradients_to_compression():
+@on_workers(2)
+def test_a_disabled_scaler_leaves_nonfinite_gradients_to_compression():
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for way in ("with_hook", "with_optimizer"):
         run = Run()
@@ -425,7 +437,8 @@ def _made(kind):
     return make
 
 
-def steps_that_call_no_hooks_are_skipped():
+@on_workers(2)
+def test_steps_that_call_no_hooks_are_skipped():
     for kind in (Plain, Own, Lookahead, LateGroups, Sam):
         for with_closure in (False, True):
             run = Run(_made(kind)).with_hook({}, on_nonfinite="skip")
@@ -452,7 +465,8 @@ def steps_that_call_no_hooks_are_skipped():
             assert not run.optimizer._optimizer_step_pre_hooks
 
 
-def steps_that_call_no_hooks_are_averaged():
+@on_workers(2)
+def test_steps_that_call_no_hooks_are_averaged():
     for kind in (Own, Lookahead, LateGroups, Sam):
         run = Run(_made(kind)).with_optimizer({})
         scheduler = LambdaLR(run.optimizer, lambda epoch: 1.0)
@@ -465,7 +479,8 @@ def steps_that_call_no_hooks_are_averaged():
         assert_alike(run.weights())
 
 
-def optimizers_may_broadcast_what_they_have_stepped():
+@on_workers(2)
+def test_optimizers_may_broadcast_what_they_have_stepped():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     def make(net):
@@ -477,7 +492,8 @@ def optimizers_may_broadcast_what_they_have_stepped():
     assert_close(Run(make).with_optimizer(lossless).train(), expected)
 
 
-def what_is_no_optimizer_is_refused():
+@on_workers(2)
+def test_what_is_no_optimizer_is_refused():
     class Wrapper:
         def __init__(self, optimizer):
             self.optimizer, self.param_groups = optimizer, optimizer.param_groups

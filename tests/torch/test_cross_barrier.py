@@ -1,4 +1,4 @@
-"""CrossBarrier compared with DistributedOptimizer: jobs of two workers, run by byteps_jobs.py."""
+"""CrossBarrier compared with DistributedOptimizer."""
 
 import copy
 import functools
@@ -6,7 +6,9 @@ import io
 import itertools
 import pickle
 from contextlib import contextmanager
+from unittest import mock
 
+import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import StepLR
@@ -25,6 +27,7 @@ from tests.torch.common import (
     sgd,
     train_compiled,
 )
+from tests.torch.workers import on_workers
 
 EF = {**ONEBIT, "momentum": None}
 OPTIMIZERS = {
@@ -36,8 +39,7 @@ OPTIMIZERS = {
     "rmsprop": lambda groups: RMSprop(groups, lr=0.01, momentum=0.5, centered=True),
 }
 
-
-averager._BUCKET_BYTES = 4000  # about one layer of these networks
+small_buckets = mock.patch.object(averager, "_BUCKET_BYTES", 4000)  # about one layer
 
 
 @contextmanager
@@ -102,7 +104,9 @@ def trained_with(make, kind, params, passes=1, steps=7, schedules_first=False):
     return flat(net), losses
 
 
-def cross_barrier_gives_the_same_bits():
+@on_workers(2)
+@small_buckets
+def test_cross_barrier_gives_the_same_bits():
     with paced(0.5):
         for kind, params in (
             *((kind, None) for kind in OPTIMIZERS),
@@ -124,7 +128,9 @@ def cross_barrier_gives_the_same_bits():
         assert torch.equal(expected[0], trained_with(CrossBarrier, "momentum", ONEBIT)[0])
 
 
-def a_forward_waits_for_its_own_parameters():
+@on_workers(2)
+@small_buckets
+def test_a_forward_waits_for_its_own_parameters():
     for share in (1.0, 0.0):
         with paced(share):
             net = Net()
@@ -149,7 +155,9 @@ def _note(optimizer, seen, *hooked):
     seen.append(late(optimizer))
 
 
-def whoever_reads_parameters_waits():
+@on_workers(2)
+@small_buckets
+def test_whoever_reads_parameters_waits():
     def stepped():
         net = Net()
         optimizer = cross_barrier(net, sgd(net), TOPK)
@@ -263,7 +271,9 @@ class ByMethods(Attending):
         return self.last(self.encode(x) * self.list[0])
 
 
-def modules_that_use_parameters_of_others():
+@on_workers(2)
+@small_buckets
+def test_modules_that_use_parameters_of_others():
     for kind in (Attending, ByMethods):
         results = []
         for make in (distributed, cross_barrier):
@@ -294,7 +304,9 @@ def modules_that_use_parameters_of_others():
     assert torch.equal(flat(net), flat(twin))
 
 
-def stale_parameters_are_an_error():
+@on_workers(2)
+@small_buckets
+def test_stale_parameters_are_an_error():
     """The first step calls a layer; a later step uses its weight without calling it."""
     net = Net()
     optimizer = cross_barrier(net, sgd(net))
@@ -312,7 +324,9 @@ def stale_parameters_are_an_error():
     assert_alike(flat(net))
 
 
-def gradients_may_be_changed_once_they_are_averages():
+@on_workers(2)
+@small_buckets
+def test_gradients_may_be_changed_once_they_are_averages():
     results = []
     for make in (distributed, cross_barrier):
         for scales in (False, True):
@@ -343,7 +357,9 @@ def gradients_may_be_changed_once_they_are_averages():
     raised(RuntimeError, "first.weight was changed before it was averaged", optimizer.step)
 
 
-def an_error_of_an_exchange_is_raised_by_forward():
+@on_workers(2)
+@small_buckets
+def test_an_error_of_an_exchange_is_raised_by_forward():
     net = Net()
     optimizer = cross_barrier(net, sgd(net))
     for step in range(3):
@@ -365,7 +381,9 @@ def flat_of_finite(net):
     return weights
 
 
-def arguments_of_cross_barrier_are_checked():
+@on_workers(2)
+@small_buckets
+def test_arguments_of_cross_barrier_are_checked():
     net = Net()
 
     class Mine(SGD):
@@ -381,3 +399,10 @@ def arguments_of_cross_barrier_are_checked():
     optimizer = CrossBarrier(net, sgd(net))
     raised(ValueError, "is a DistributedOptimizer already", lambda: CrossBarrier(net, optimizer))
     optimizer.compression_state.close()
+
+
+@pytest.mark.parametrize(
+    "share, expected", [(1.0, "dcba"), (0.6, "dcab"), (0.5, "dcab"), (0.1, "dabc"), (0.0, "abcd")]
+)
+def test_averages_that_backward_does_not_hide_come_in_the_order_of_forward(share, expected):
+    assert "".join(pace.reordered("dcba", [4, 4, 2, 2], share)) == expected
