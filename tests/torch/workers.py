@@ -34,7 +34,7 @@ _OTHERS = 1  # seconds to wait for further workers to say why they failed
 
 
 def on_workers(*counts: int, **variables: Any) -> Callable[[Callable[..., None]], Callable]:
-    """Let the body of a test run on so many workers, with these environment variables.
+    """Let the body of a test run on this number of workers, with these environment variables.
 
     If EMULATED_GPU is set to the folder of an emulator, tensors are on an emulated GPU.
 
