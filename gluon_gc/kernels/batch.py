@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -12,8 +12,41 @@ from .handle import addresses
 from .library import Call, Position, StateAddresses, Status, address_of, check, library
 from .state import State
 
-Addresses = Tuple[StateAddresses, Optional[Any]]
-"""Where a call writes a codec's state, and a pointer to the earlier state; None: in place."""
+
+class StateReference:
+    """Where a codec's state is, in the form that a `Batch` passes to the library.
+
+    Parameters
+    ----------
+    addresses : StateAddresses
+
+    Attributes
+    ----------
+    words : tuple of int
+        The addresses.
+    pointer : int
+        The address of the addresses.
+    """
+
+    def __init__(self, addresses: StateAddresses) -> None:
+        self._addresses = addresses  # `pointer` points to them
+        self.words = tuple(address or 0 for address in (addresses.momentum, *addresses.memory))
+        self.pointer = ctypes.addressof(addresses)
+
+
+Addresses = Tuple[Tuple[int, ...], int]
+"""The `words` where a call writes a state, and the `pointer` to the earlier one; 0: in place."""
+
+_WORDS = {"codec": "u8", "values": "u8", "scale": "f8", "ratio": "f8", "earlier": "u8"}
+_COLUMNS = np.dtype(
+    {
+        "names": [*_WORDS, "state"],
+        "formats": [*_WORDS.values(), ("u8", 3)],
+        "offsets": [getattr(Call, name).offset for name in (*_WORDS, "state")],
+        "itemsize": ctypes.sizeof(Call),
+    }
+)
+"""The fields of a Call that change in each step. An array of calls is filled column by column."""
 
 
 class Batch:
@@ -62,6 +95,7 @@ class Batch:
             start = workspace.ctypes.data
             workspaces = [start + -start % 64] * count
         self._codecs = codecs
+        self._columns = np.frombuffer(self._calls, _COLUMNS) if count else np.empty(0, _COLUMNS)
         self._kept = [states, payload, payloads, workspace]  # the calls hold their addresses
         for i, (call, codec) in enumerate(zip(self._calls, codecs)):
             call.threads = 1
@@ -101,7 +135,7 @@ class Batch:
             See `Codec.compress`.
         ratios : sequence of float, optional
             The ratio of each codec, 1 if omitted. See `Codec.compress`.
-        states : sequence of (StateAddresses, pointer to StateAddresses or None), optional
+        states : sequence of Addresses, optional
             For each codec, the state that this call writes, and the `earlier` state of
             `Codec.compress`. The caller keeps the arrays. By default the states of the constructor
             are updated in place.
@@ -111,15 +145,17 @@ class Batch:
         ValueError
             A payload is not valid.
         """
-        for i, call in enumerate(self._calls):
-            call.codec = self._codecs[i].handle  # `set_options` replaces it
-            call.scale = scale
-            call.ratio = 1.0 if ratios is None else ratios[i]
-            if values is not None:
-                call.values = values[i]
-            if positions is not None:
-                call.position = positions[i]
-            if states is not None:
-                call.state, call.earlier = states[i]
-        if len(self._calls):
-            check(self._function(self._calls, len(self._calls)))
+        if not len(self._calls):
+            return
+        columns = self._columns
+        columns["codec"] = [c.handle.value for c in self._codecs]  # `set_options` replaces it
+        columns["scale"] = scale
+        columns["ratio"] = 1.0 if ratios is None else ratios
+        if values is not None:
+            columns["values"] = values
+        if positions is not None:
+            for call, position in zip(self._calls, positions):
+                call.position = position
+        if states is not None:
+            columns["state"], columns["earlier"] = zip(*states)
+        check(self._function(self._calls, len(self._calls)))

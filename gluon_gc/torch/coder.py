@@ -20,8 +20,8 @@ from . import gpu
 _Before = Tuple[int, int]
 """The number of a copy of the state, and the draws from the random stream at that time."""
 
-StateOfCall = Tuple[kernels.StateAddresses, Any]
-"""Where a call writes the state, and where it reads it (None: there, too), for `kernels.Batch`."""
+StateOfCall = Tuple[Tuple[int, ...], int]
+"""Where a call writes the state, and where it reads it (0: there, too), for `kernels.Batch`."""
 
 
 class Coder:
@@ -55,8 +55,7 @@ class Coder:
         self._epoch: Optional[int] = None
         self.set_epoch(None)
         self._copies: List[Any] = []  # of the state; others than the current one are earlier states
-        self._addresses: List[kernels.StateAddresses] = []
-        self._pointers: List[Any] = []  # to the addresses
+        self._references: List[kernels.StateReference] = []  # to the copies
         self._has_foreign_memory = False
         self._now = self._add_copy()
         self._before: Optional[_Before] = None  # `take_back` returns there
@@ -107,7 +106,7 @@ class Coder:
 
     def in_place(self) -> StateOfCall:
         """Return the state for a call that cannot be taken back."""
-        return self._addresses[self._now], None
+        return self._references[self._now].words, 0
 
     def turn(self, continues: bool) -> StateOfCall:
         """Return the state for a call that can be taken back.
@@ -125,7 +124,7 @@ class Coder:
         if free == kept:
             free = (kept + 1) % count
         self._now = self._add_copy() if free in (now, kept) else free
-        return self._addresses[self._now], self._pointers[now]
+        return self._references[self._now].words, self._references[now].pointer
 
     def take_back(self) -> None:
         """Return to the state before the last `turn` that did not continue another."""
@@ -142,12 +141,11 @@ class Coder:
         """Allocate memory for a copy of the state, and return its number."""
         state = self.codec.state()
         self._copies.append(state)
-        return self._add_addresses(kernels.addresses(self.codec, state))
+        return self._refer_to(kernels.addresses(self.codec, state))
 
-    def _add_addresses(self, addresses: kernels.StateAddresses) -> int:
-        self._addresses.append(addresses)
-        self._pointers.append(ctypes.pointer(addresses))
-        return len(self._addresses) - 1
+    def _refer_to(self, addresses: kernels.StateAddresses) -> int:
+        self._references.append(kernels.StateReference(addresses))
+        return len(self._references) - 1
 
     def _in_host_memory(self, number: int) -> kernels.State:
         """Return a copy of the state in the codec's own form, perhaps the copy itself."""
@@ -164,7 +162,8 @@ class Coder:
         self._has_foreign_memory = True
         (state,) = self._copies
         self._copies = [kernels.State(state.momentum, (memory.numpy(),))]
-        self._addresses = [kernels.addresses(self.codec, self._copies[0])]
+        addresses = kernels.addresses(self.codec, self._copies[0])
+        self._references = [kernels.StateReference(addresses)]
 
     # Checkpoints
 
@@ -245,7 +244,7 @@ class GpuCoder(Coder):
                 for array in (state.momentum, *state.memory)
             ]
         self._copies.append(tensors)
-        return self._add_addresses(_gpu_addresses(tensors))
+        return self._refer_to(_gpu_addresses(tensors))
 
     def _in_host_memory(self, number: int) -> kernels.State:
         with gpu.queue(self.device):
@@ -262,7 +261,7 @@ class GpuCoder(Coder):
         self._has_foreign_memory = True
         ((momentum, _),) = self._copies
         self._copies = [[momentum, memory]]
-        self._addresses = [_gpu_addresses(self._copies[0])]
+        self._references = [kernels.StateReference(_gpu_addresses(self._copies[0]))]
 
 
 def _gpu_addresses(tensors: Sequence[Optional[torch.Tensor]]) -> kernels.StateAddresses:

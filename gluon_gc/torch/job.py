@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Set
+from typing import Any, Callable, Collection, List, Mapping, Optional, Set
 
 import torch
 from torch.futures import Future
@@ -67,7 +67,7 @@ class Job:
     transfers: int = 0
 
     def __post_init__(self) -> None:
-        self._begins: Dict[str, int] = {n: t.data_ptr() for n, t in self.staged.values.items()}
+        self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self.staged.values.items()}
 
     def state_for(self, coder: Coder, tensor: str) -> StateOfCall:
         """Return where a coder reads and writes its state when it compresses part of a tensor."""
@@ -85,8 +85,8 @@ class Job:
 
     def address(self, piece: Slice) -> int:
         """Return the memory address of the values of a slice."""
-        itemsize = self.staged.values[piece.tensor].itemsize
-        return self._begins[piece.tensor] + piece.begin * itemsize
+        begin, itemsize = self._begins[piece.tensor]
+        return begin + piece.begin * itemsize
 
 
 def future_on(device: torch.device) -> Future[Any]:

@@ -120,7 +120,8 @@ class Transfer(Stages[Job]):
                 job.nonfinite += coding.deliver(job)
             for outcome, unused in read:
                 heed(job, outcome)
-                leave_out(job, unused)
+                if unused:
+                    leave_out(job, unused)
         self._to_all.expect()
         self.meter.steps += 1
 

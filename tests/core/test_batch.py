@@ -1,7 +1,5 @@
 """Several codecs in one call give the same results as in separate calls."""
 
-import ctypes
-
 import numpy as np
 import pytest
 
@@ -61,15 +59,19 @@ def test_a_batch_writes_the_state_of_each_codec_where_the_call_says():
     both = [[codec.state() for codec in codecs] for _ in range(2)]
     expected = [codec.state() for codec in codecs]
     rooms = [np.zeros(codec.payload_bytes, np.uint8) for codec in codecs]
-    addresses = [[*map(kernels.addresses, codecs, states)] for states in both]
+    references = [
+        [kernels.StateReference(kernels.addresses(*pair)) for pair in zip(codecs, states)]
+        for states in both
+    ]
     compress = kernels.Batch("compress", codecs, both[0], rooms)
     for step in range(4):
         values = [np.random.default_rng(step).standard_normal(n).astype(np.float32) for n in SIZES]
         new, earlier = step % 2, 1 - step % 2
-        pointers = [ctypes.pointer(a) for a in addresses[earlier]]
+        pairs = zip(references[new], references[earlier])
+        at_states = [(written.words, read.pointer) for written, read in pairs]
         at = [array.ctypes.data for array in values]
         for _ in range(1 + step // 2):  # the second call repeats the step
-            compress(at, states=[*zip(addresses[new], pointers)])
+            compress(at, states=at_states)
         for i, codec in enumerate(codecs):
             payload, _ = codec.compress(values[i], expected[i])
             np.testing.assert_array_equal(rooms[i], payload)
