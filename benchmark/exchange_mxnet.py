@@ -112,16 +112,18 @@ class GluonGC(Engine):
         )
         # Without this call, the next step would take an exchange back. Older trees lack it.
         self._applied = getattr(self._trainer, "applied", lambda: None)
+        self._traces = bool(os.environ.get("BYTEPS_TRACE_ON"))
 
     def step(self) -> None:
         for param in self._params:
             param.data()._fresh_grad = True  # normally backward sets this
         self._trainer.allreduce_grads()
-        self._applied()
+        if not self._traces:
+            self._applied()
 
     def end_step(self) -> None:
         """Update the parameters if a trace is on, because the trace counts steps by updates."""
-        if os.environ.get("BYTEPS_TRACE_ON"):
+        if self._traces:
             self._trainer.update(1)
 
     def barrier(self) -> None:

@@ -10,13 +10,16 @@ because to start them takes longer than most tests. A failure ends them.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from functools import wraps
 from inspect import Parameter, signature
 from multiprocessing.connection import Connection, wait
@@ -98,13 +101,15 @@ class _Workers:
         self._folder = tempfile.TemporaryDirectory()
         self._log = Path(self._folder.name, "log")
         self._log.touch()
+        port = free_port()
         self._connections: List[Connection] = []
         self._processes = []
         for rank in range(workers):
             here, there = context.Pipe()
             sizes = {"WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
-            ranks = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
-            place = {name: str(value) for name, value in {**sizes, **ranks}.items()}
+            ranks = {"RANK": rank, "LOCAL_RANK": rank}
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            place = {name: str(value) for name, value in {**sizes, **ranks, **meeting}.items()}
             environment = {**clean_environ(), **own, **variables, **place}
             process = context.Process(
                 target=_work, args=(environment, str(self._log), there), daemon=True
@@ -116,15 +121,15 @@ class _Workers:
 
     def run(self, body: Callable[..., None], arguments: Mapping[str, Any]) -> str:
         begin = self._log.stat().st_size
-        port = free_port()
         for connection in self._connections:
-            connection.send((body.__module__, body.__name__, arguments, port))
+            connection.send((body.__module__, body.__name__, arguments))
         waiting, problems = list(self._connections), []
         deadline = time.monotonic() + _TIMEOUT
         while waiting:
             ready = wait(waiting, max(0, deadline - time.monotonic()))
             if not ready:
                 problems.append("" if problems else f"{body.__name__} took {_TIMEOUT} seconds")
+                self._print_stacks()
                 break
             for connection in ready:
                 waiting.remove(connection)
@@ -145,6 +150,13 @@ class _Workers:
             self._processes[rank].join()
             code = self._processes[rank].exitcode
             return f"the process has ended with exit code {code}" if code else ""
+
+    def _print_stacks(self) -> None:
+        """Let the workers print where each of their threads is."""
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(_OTHERS)
 
     def is_alive(self) -> bool:
         return all(process.is_alive() for process in self._processes)
@@ -170,13 +182,13 @@ def _call(module: str, name: str, *arguments: Any, **named: Any) -> None:
 def _work(environment: Dict[str, str], log: str, connection: Connection) -> None:
     """Run bodies in a forked process."""
     forked.become(environment, log)
+    faulthandler.register(signal.SIGUSR1)
     while True:
         try:
-            module, name, arguments, port = connection.recv()
+            module, name, arguments = connection.recv()
         except EOFError:
             return
-        before = {**os.environ, "MASTER_PORT": str(port)}
-        os.environ.update(before)
+        before = dict(os.environ)
         try:
             _call(module, name, **arguments)
             gc.collect()
