@@ -247,9 +247,7 @@ def aggregators(arrays: Sequence[Arrays]) -> Arrays:
         for place, array in rank_arrays.items():
             if place.node != "aggregator":
                 continue
-            if (
-                place.what == STREAM and place in joined
-            ):  # the workers have the rows of other chunks
+            if place.what == STREAM and place in joined:  # workers have rows of different chunks
                 array = np.unique(np.concatenate([joined[place], array]), axis=0)
             joined[place] = array
     return joined

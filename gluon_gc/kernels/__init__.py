@@ -1,6 +1,6 @@
 """The compiled library (libgluon_gc.so), called on NumPy arrays. Needs no framework."""
 
-from .batch import Batch, StateReference
+from .batch import Batch, StateOfCall, StateReference
 from .codec import Codec
 from .framing import (
     frame,
@@ -41,6 +41,7 @@ __all__ = [
     "Rows",
     "State",
     "StateAddresses",
+    "StateOfCall",
     "StateReference",
     "Status",
     "Traits",

@@ -10,7 +10,7 @@ import numpy as np
 from .codec import Codec
 from .handle import addresses
 from .library import Call, Position, StateAddresses, Status, address_of, check, library
-from .state import State
+from .state import State, aligned_zeros
 
 
 class StateReference:
@@ -34,7 +34,7 @@ class StateReference:
         self.pointer = ctypes.addressof(addresses)
 
 
-Addresses = Tuple[Tuple[int, ...], int]
+StateOfCall = Tuple[Tuple[int, ...], int]
 """The `words` where a call writes a state, and the `pointer` to the earlier one; 0: in place."""
 
 _WORDS = {"codec": "u8", "values": "u8", "scale": "f8", "ratio": "f8", "earlier": "u8"}
@@ -91,9 +91,8 @@ class Batch:
         workspace = None
         if workspaces is None:
             size = max((codec.workspace_bytes for codec in codecs), default=0)
-            workspace = np.empty(size + 64, np.uint8)
-            start = workspace.ctypes.data
-            workspaces = [start + -start % 64] * count
+            workspace = aligned_zeros(size, np.uint8)
+            workspaces = [workspace.ctypes.data] * count
         self._codecs = codecs
         self._columns = np.frombuffer(self._calls, _COLUMNS) if count else np.empty(0, _COLUMNS)
         self._kept = [states, payload, payloads, workspace]  # the calls hold their addresses
@@ -121,7 +120,7 @@ class Batch:
         positions: Optional[Sequence[Position]] = None,
         scale: float = 1.0,
         ratios: Optional[Sequence[float]] = None,
-        states: Optional[Sequence[Addresses]] = None,
+        states: Optional[Sequence[StateOfCall]] = None,
     ) -> None:
         """Call the function.
 
@@ -135,7 +134,7 @@ class Batch:
             See `Codec.compress`.
         ratios : sequence of float, optional
             The ratio of each codec, 1 if omitted. See `Codec.compress`.
-        states : sequence of Addresses, optional
+        states : sequence of StateOfCall, optional
             For each codec, the state that this call writes, and the `earlier` state of
             `Codec.compress`. The caller keeps the arrays. By default the states of the constructor
             are updated in place.

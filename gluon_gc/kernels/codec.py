@@ -20,7 +20,7 @@ from .library import (
     library,
     output_of,
 )
-from .state import State, position
+from .state import State, aligned_zeros, position
 
 _NOTHING, _START = State(), position()
 
@@ -214,11 +214,10 @@ class Codec(CodecHandle):
         if earlier is not None:
             fields["earlier"] = ctypes.pointer(self._addresses("earlier", earlier, function))
         if self._workspace is None:
-            self._workspace = np.empty(self.workspace_bytes + 64, np.uint8)
-        start = self._workspace.ctypes.data
+            self._workspace = aligned_zeros(self.workspace_bytes, np.uint8)
         call = Call(
             codec=self._handle,
-            workspace=start + -start % 64,
+            workspace=self._workspace.ctypes.data,
             status=ctypes.pointer(status),
             stream=self._stream,
             ticket=self._ticket.ctypes.data,

@@ -17,7 +17,7 @@ from .library import (
     isa_number,
     library,
 )
-from .state import Layout, State, as_text
+from .state import Layout, State, aligned_zeros, as_text
 
 _ITEMSIZES = {"float32": 4, "float64": 8}
 
@@ -111,8 +111,8 @@ class CodecHandle:
 
     def state(self) -> State:
         """The state before the first call."""
-        momentum = _aligned_zeros(self.momentum, self.dtype) if self.momentum else None
-        return State(momentum, tuple(_aligned_zeros(size, self.dtype) for size in self.memory))
+        momentum = aligned_zeros(self.momentum, self.dtype) if self.momentum else None
+        return State(momentum, tuple(aligned_zeros(size, self.dtype) for size in self.memory))
 
     def saved_layout(self) -> Layout:
         """Shape and dtype of each array that a checkpoint saves for this codec, by name.
@@ -171,13 +171,6 @@ class CodecHandle:
             )
         address = address_of("payloads", rows[0], size, np.uint8) if count else 0
         return {"payloads": address, "stride": rows.strides[0], "count": count}
-
-
-def _aligned_zeros(n: int, dtype: np.dtype) -> np.ndarray:
-    """Zeros at a multiple of 64 bytes, where a call can store past the caches (core/vec.h)."""
-    data = np.zeros(n * dtype.itemsize + 64, np.uint8)
-    offset = -data.ctypes.data % 64
-    return data[offset : offset + n * dtype.itemsize].view(dtype)
 
 
 def addresses(codec: CodecHandle, state: State) -> StateAddresses:

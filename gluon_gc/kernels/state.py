@@ -29,6 +29,12 @@ class State(NamedTuple):
     memory: Tuple[np.ndarray, ...] = ()
 
 
+def aligned_zeros(n: int, dtype: Any) -> np.ndarray:
+    """Zeros at a multiple of 64 bytes: workspaces need it, and states are then written faster."""
+    data = np.zeros(n * np.dtype(dtype).itemsize + 64, np.uint8)
+    return data[-data.ctypes.data % 64 :][: data.size - 64].view(dtype)
+
+
 def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:
     """The position in the random stream that is `draws` draws after a state of two words."""
     return Position((ctypes.c_uint64 * 2)(*map(int, state)), draws)

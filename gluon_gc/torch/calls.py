@@ -16,7 +16,7 @@ import torch
 from .. import kernels
 from ..kernels.library import TICKET_BYTES
 from . import gpu
-from .coder import GpuCoder, StateOfCall
+from .coder import GpuCoder
 from .exchanged_chunk import OVER_NCCL, ExchangedChunk
 from .job import Job
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Positions = Optional[Sequence[kernels.Position]]
 Ratios = Optional[Sequence[float]]
-States = Sequence[StateOfCall]
+States = Sequence[kernels.StateOfCall]
 
 
 class OnHost:

@@ -20,9 +20,6 @@ from . import gpu
 _Before = Tuple[int, int]
 """The number of a copy of the state, and the draws from the random stream at that time."""
 
-StateOfCall = Tuple[Tuple[int, ...], int]
-"""Where a call writes the state, and where it reads it (0: there, too), for `kernels.Batch`."""
-
 
 class Coder:
     """The codec of n elements, with its residual, momentum and random stream.
@@ -104,11 +101,11 @@ class Coder:
 
     # Calls read one copy of the state and write another, so that they can be taken back
 
-    def in_place(self) -> StateOfCall:
+    def in_place(self) -> kernels.StateOfCall:
         """Return the state for a call that cannot be taken back."""
         return self._references[self._now].words, 0
 
-    def turn(self, continues: bool) -> StateOfCall:
+    def turn(self, continues: bool) -> kernels.StateOfCall:
         """Return the state for a call that can be taken back.
 
         If it continues the last calls, `take_back` undoes them, too.

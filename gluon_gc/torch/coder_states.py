@@ -29,7 +29,7 @@ from typing import (
 import numpy as np
 import torch
 
-from ..checkpoint import STREAM, Layout, Place, cutting
+from ..checkpoint import STREAM, Layout, Place, cutting, fitting
 from ..checkpoint.cutting import Arrays, Saved
 from ..plan import Chunk
 from .coder import Coder
@@ -163,12 +163,5 @@ def _not_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
 
 def with_aggregators(arrays: Arrays, all_workers: Sequence[Arrays]) -> Arrays:
     """Add the aggregator arrays of all workers to one worker's arrays."""
-    joined = {place: a for place, a in arrays.items() if place[1:3] != ("aggregator", STREAM)}
-    for worker_arrays in all_workers:
-        for place, array in worker_arrays.items():
-            if place[1:3] == ("aggregator", STREAM):
-                rows = [joined[place], array] if place in joined else [array]
-                joined[place] = np.concatenate(rows)
-            elif place.node == "aggregator":
-                joined[place] = array
-    return joined
+    others = {place: a for place, a in arrays.items() if place[1:3] != ("aggregator", STREAM)}
+    return {**others, **fitting.aggregators(all_workers)}

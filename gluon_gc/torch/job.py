@@ -8,9 +8,10 @@ from typing import Any, Callable, Collection, List, Mapping, Optional, Set
 import torch
 from torch.futures import Future
 
+from .. import kernels
 from ..plan import Slice
 from . import header
-from .coder import Coder, StateOfCall
+from .coder import Coder
 from .header import SAME, Stamp
 from .staging import Staged
 
@@ -69,7 +70,7 @@ class Job:
     def __post_init__(self) -> None:
         self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self.staged.values.items()}
 
-    def state_for(self, coder: Coder, tensor: str) -> StateOfCall:
+    def state_for(self, coder: Coder, tensor: str) -> kernels.StateOfCall:
         """Return where a coder reads and writes its state when it compresses part of a tensor."""
         if self.continues is None:
             return coder.in_place()

@@ -10,6 +10,7 @@ from typing import (
     Any,
     Callable,
     Collection,
+    Container,
     Dict,
     Iterable,
     List,
@@ -69,6 +70,11 @@ def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> N
                 )
 
 
+def steps_any(optimizer: Optimizer, parameters: Container[torch.Tensor]) -> bool:
+    """Return whether an optimizer has any of these parameters, in a set or as keys of a dict."""
+    return any(p in parameters for group in param_groups(optimizer) for p in group["params"])
+
+
 def contained(optimizer: Optimizer) -> List[Optimizer]:
     """Return an optimizer, the optimizers in its attributes, those in theirs, and so on."""
     found = [optimizer]
@@ -83,17 +89,16 @@ def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Optional[Calla
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
 
 
-def weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls a bound method while its object exists.
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a bound method while its object exists; else it returns None.
 
     Parameters keep their hooks in C++, where Python's garbage collector does not find a cycle.
     """
     reference = weakref.WeakMethod(method)
 
-    def call(*args: Any) -> None:
+    def call(*args: Any) -> Any:
         found = reference()
-        if found is not None:
-            found(*args)
+        return None if found is None else found(*args)
 
     return call
 
@@ -188,6 +193,16 @@ def until_collected(owner: Any, remove: Callable[[], None]) -> Callable[[], None
             remove()
 
     return remove_now
+
+
+def watch_while_alive(owner: Any, **methods: Hook) -> Callable[[], None]:
+    """Call methods of an object around the steps of all optimizers, while the object exists.
+
+    `methods` are arguments of `watch_steps`. The result removes the hooks.
+    """
+    # A script may compile a whole step, but torch.compile cannot trace the hooks.
+    hooks = {name: torch.compiler.disable(weakly(method)) for name, method in methods.items()}
+    return until_collected(owner, watch_steps(**hooks))
 
 
 def remove_later(remove: Callable[[], None]) -> None:

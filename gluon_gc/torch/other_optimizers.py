@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from .gradient_compression import GradientCompression
-from .optimizer_hooks import contained, param_groups, until_collected, watch_steps
+from .optimizer_hooks import contained, param_groups, watch_while_alive
 
 
 class OtherOptimizers:
@@ -41,21 +41,13 @@ class OtherOptimizers:
         self._averaged = False  # whether there are averages that this optimizer will apply
         # The number of groups of each optimizer that steps none of the parameters.
         self._harmless: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        this = weakref.ref(self)
-
-        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            others = this()
-            if others is not None:
-                others._before_step(optimizer)
-
-        # A script may compile a whole step, but torch.compile cannot trace the hook.
-        self.close = until_collected(self, watch_steps(torch.compiler.disable(before)))
+        self.close = watch_while_alive(self, before=self._before_step)
 
     def begin(self) -> None:
         """Tell that gradients are being averaged."""
         self._averaged = True
 
-    def _before_step(self, optimizer: Optimizer) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Raise a RuntimeError if this optimizer must not step some of the parameters."""
         groups = param_groups(optimizer)
         if self._harmless.get(optimizer) == len(groups):

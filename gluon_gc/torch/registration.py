@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, List
 
 from torch.optim import Optimizer
 
-from .optimizer_hooks import param_groups, remove_later, until_collected, watch_steps
+from .optimizer_hooks import remove_later, steps_any, until_collected, watch_steps
 
 if TYPE_CHECKING:
     from .state import CompressionState
@@ -30,7 +30,7 @@ def require_hook(state: CompressionState) -> Callable[[], None]:
     callable
         Ends the check. The state calls it when its first exchange begins.
     """
-    known, reference = set(map(id, state.parameters.values())), weakref.ref(state)
+    reference = weakref.ref(state)
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         watched = reference()
@@ -38,9 +38,7 @@ def require_hook(state: CompressionState) -> Callable[[], None]:
             return
         if watched.exchange.workers == 1 and watched.momentum is None:
             return  # nothing is lost: such a script makes no DistributedDataParallel
-        if not any(id(p) in known for group in param_groups(optimizer) for p in group["params"]):
-            return
-        if ended:
+        if ended or not steps_any(optimizer, set(watched.parameters.values())):
             return
         if not _is_registered(watched):
             raise RuntimeError(

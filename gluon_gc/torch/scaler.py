@@ -9,7 +9,7 @@ from typing import Any, Iterable, Optional, Tuple
 import torch
 from torch.optim import Optimizer
 
-from .optimizer_hooks import param_groups
+from .optimizer_hooks import steps_any
 
 
 def if_enabled(scaler: Optional[torch.amp.GradScaler]) -> Optional[torch.amp.GradScaler]:
@@ -58,15 +58,14 @@ class ScaleWatch:
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], function: str) -> None:
-        self._ids, self._function = set(map(id, parameters)), function
+        self._parameters, self._function = set(parameters), function
         self._scales: weakref.WeakKeyDictionary[Optimizer, float] = weakref.WeakKeyDictionary()
         _report_steps()
         _watches.add(self)
 
     def stepping(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         """Compare the scale with that of the optimizer's last step."""
-        groups = param_groups(optimizer)
-        if not any(id(parameter) in self._ids for group in groups for parameter in group["params"]):
+        if not steps_any(optimizer, self._parameters):
             return
         scale = scaler.get_scale()
         before = self._scales.setdefault(optimizer, scale)

@@ -41,8 +41,8 @@ from .optimizer_hooks import (
     Arguments,
     closure_of,
     param_groups,
-    until_collected,
-    watch_steps,
+    steps_any,
+    watch_while_alive,
     weakly,
     with_closure,
 )
@@ -143,7 +143,9 @@ class Undo:
         # A script may compile a whole step, but torch.compile cannot trace the hook.
         touch = torch.compiler.disable(weakly(self._touch))
         self._handles = [p.register_hook(partial(touch, name)) for name, p in parameters.items()]
-        self._watch()
+        self._end = watch_while_alive(
+            self, before=self._before_step, last=self._before_update, after=self._after_step
+        )
 
     # Exchanges
 
@@ -286,31 +288,9 @@ class Undo:
 
     # Steps of optimizers
 
-    def _watch(self) -> None:
-        """Register hooks for the steps of all optimizers; they do not keep this object alive."""
-        this = weakref.ref(self)
-
-        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
-            undo = this()
-            return undo and undo._before_step(optimizer, args, kwargs)
-
-        def last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            undo = this()
-            if undo and closure_of(args, kwargs) is None:
-                undo._mark(optimizer)
-
-        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            undo = this()
-            if undo:
-                undo._after_step(optimizer)
-
-        # A script may compile a whole step, but torch.compile cannot trace the hooks.
-        hooks = map(torch.compiler.disable, (before, after, last))
-        self._end = until_collected(self, watch_steps(*hooks))
-
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
         """Prepare to see what a step applies. With a closure, this is known after the step."""
-        if not any(p in self._names for group in param_groups(optimizer) for p in group["params"]):
+        if not steps_any(optimizer, self._names):
             return None
         closure = closure_of(args, kwargs)
         self._marked.clear()
@@ -321,22 +301,28 @@ class Undo:
             for name, average in self._averages.items()
             if not average.old and self._has_average(name)
         }
-        first = [True]
+        is_first = True
 
         def counted() -> Any:
+            nonlocal is_first
             self._closures += 1
             try:
                 return closure()
             except BaseException:
-                if first:  # the step has applied nothing yet
+                if is_first:  # the step has applied nothing yet
                     for name in self._shown & self._averages.keys():
                         self._averages[name].excluded = True
                 raise
             finally:
                 self._closures -= 1
-                first.clear()
+                is_first = False
 
         return with_closure(args, kwargs, counted)
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Mark what a step without a closure applies."""
+        if closure_of(args, kwargs) is None:
+            self._mark(optimizer)
 
     def _mark(self, optimizer: Optimizer) -> None:
         """Record that a step of an optimizer applies its averages, if nothing speaks against it."""
@@ -360,7 +346,7 @@ class Undo:
         if changed and not next(iter(changed.values())).is_cuda:
             self._settle()
 
-    def _after_step(self, optimizer: Optimizer) -> None:
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._mark(optimizer)
         for name, applied in self._marked.items():
             if name not in self._averages and self._was_left_out(name, applied):

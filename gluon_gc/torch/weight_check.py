@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .. import weight_samples
 from . import gpu, staging
-from .optimizer_hooks import param_groups, until_collected, watch_steps
+from .optimizer_hooks import steps_any, watch_while_alive
 
 
 class WeightSample(NamedTuple):
@@ -53,23 +53,7 @@ class WeightCheck:
         self._read: Callable[[], Optional[torch.Tensor]] = lambda: None
         self._number = 0
         self._outermost: Callable[[], Optional[Optimizer]] = lambda: None  # whose step runs
-        this = weakref.ref(self)
-
-        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            check = this()
-            if check is not None and check._outermost() is None:
-                check._outermost = weakref.ref(optimizer)
-
-        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            check = this()
-            if check is not None and check._outermost() is optimizer:
-                check._outermost = lambda: None
-                if check._averaged:
-                    check._after_step(optimizer)
-
-        # A script may compile a whole step, but torch.compile cannot trace the hooks.
-        hooks = map(torch.compiler.disable, (before, after))
-        self.close = until_collected(self, watch_steps(*hooks))
+        self.close = watch_while_alive(self, before=self._before_step, after=self._after_step)
 
     def begin(self) -> WeightSample:
         """Begin a step, and return the last sample."""
@@ -79,10 +63,16 @@ class WeightCheck:
             return WeightSample()
         return WeightSample(self._number, float(values[0]), float(values.abs().max()))
 
-    def _after_step(self, optimizer: Optimizer) -> None:
-        """Take a sample if an optimizer has stepped some of the parameters."""
-        groups = param_groups(optimizer)
-        if not any(parameter in self._known for group in groups for parameter in group["params"]):
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._outermost() is None:
+            self._outermost = weakref.ref(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Take a sample if the outermost step has applied averages to some of the parameters."""
+        if self._outermost() is not optimizer:
+            return
+        self._outermost = lambda: None
+        if not self._averaged or not steps_any(optimizer, self._known):
             return
         self._averaged = False
         sample = weight_samples.sample(self._step, self._sizes)

@@ -34,6 +34,16 @@ def server(variables: frozenset) -> ForkServerContext:
     return context
 
 
+def places(workers: int) -> List[Dict[str, str]]:
+    """Return the variables by which each of these workers finds the others."""
+    common = {"WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
+    common.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    return [
+        {name: str(value) for name, value in {**common, "RANK": i, "LOCAL_RANK": i}.items()}
+        for i in range(workers)
+    ]
+
+
 def run(
     arguments: List[str],
     workers: int,
@@ -59,18 +69,16 @@ def run(
         Seconds after which the workers are killed; then the result is -1.
     """
     context = server(frozenset(variables.items()))
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    sizes = {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
     processes = [
         context.Process(
             target=_run,
             args=(
-                {**variables, **more, **meeting, **sizes, "RANK": str(i), "LOCAL_RANK": str(i)},
+                {**variables, **more, **place},
                 arguments,
                 str(log),
             ),
         )
-        for i in range(workers)
+        for place in places(workers)
     ]
     log.touch()
     for process in processes:

@@ -28,8 +28,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import pytest
 
-from tests.processes import clean_environ, free_port
-from tests.torch import emulated, forked
+from tests.torch import emulated, forked, scripts
 
 _MOST = 3  # kinds of standing workers; idle ones need memory
 _TIMEOUT = 110  # seconds that a body may take
@@ -96,21 +95,15 @@ class _Workers:
     """Processes that wait for the bodies of tests."""
 
     def __init__(self, workers: int, variables: Mapping[str, str]) -> None:
-        own = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-        context = forked.server(frozenset({**clean_environ(), **own}.items()))
+        context = forked.server(frozenset(scripts.environ().items()))
         self._folder = tempfile.TemporaryDirectory()
         self._log = Path(self._folder.name, "log")
         self._log.touch()
-        port = free_port()
         self._connections: List[Connection] = []
         self._processes = []
-        for rank in range(workers):
+        for place in forked.places(workers):
             here, there = context.Pipe()
-            sizes = {"WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
-            ranks = {"RANK": rank, "LOCAL_RANK": rank}
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            place = {name: str(value) for name, value in {**sizes, **ranks, **meeting}.items()}
-            environment = {**clean_environ(), **own, **variables, **place}
+            environment = {**scripts.environ(), **variables, **place}
             process = context.Process(
                 target=_work, args=(environment, str(self._log), there), daemon=True
             )

@@ -78,8 +78,8 @@ struct LazyResidual {
 
 // Writes the signs and, with feedback, stores p. Returns the sum of |p|, which is not finite if an element is not.
 template <typename T, typename Correct>
-double compress_words(const Correct& correct, std::size_t n, const StateWriter<T>& corrected, void* payload, double* sums,
-                      int threads) {
+double compress_words(const Correct& correct, std::size_t n, const StateWriter<T>& corrected, void* payload,
+                      double* sums, int threads) {
   const auto part = [=](std::size_t i, auto present) {
     const Vec<T> p = correct(i, present);
     if constexpr (Correct::feedback != Feedback::none) corrected(p, i, present);
@@ -122,10 +122,10 @@ struct Onebit {
   bool compress(const Encoding<T>& call) const {
     T* const corrected = call.memory[0];
     const LazyResidual<T> residual{call.earlier_memory[0], broadcast(corrected ? *call.earlier_memory[1] : T{0})};
+    const StateWriter<T> writer(call.earlier_memory[0], corrected);
     const double sum = with_correction(call.gradient, call.gradient_scale, call.feedback(), residual,
                                        [&](const auto& correct) {
-      return compress_words(correct, n, StateWriter<T>(call.earlier_memory[0], corrected), call.payload, static_cast<double*>(call.workspace),
-                            call.threads);
+      return compress_words(correct, n, writer, call.payload, static_cast<double*>(call.workspace), call.threads);
     });
     const T scale = onebit_scale<T>(sum, n, scaling);
     write_scale(call.payload, n, scale);
