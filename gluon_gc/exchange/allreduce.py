@@ -1,66 +1,47 @@
-"""Allreduce: large uncompressed chunks, which torch.distributed sums in place."""
+"""Allreduce: large uncompressed chunks, which the engine sums in place."""
 
 from __future__ import annotations
 
-from typing import Iterator, Optional, Sequence, Tuple
-
-import torch
-import torch.distributed as dist
+from typing import Iterator, Sequence, Tuple
 
 from ..plan import Slice
-from . import gpu, header
-from .coding import is_finite
-from .collectives import ToAll
-from .exchanged_chunk import PLAIN, ExchangedChunk
+from . import header
+from .arrays import Arrays
+from .chunk import PLAIN, ExchangedChunk
 from .header import Stamp
-from .job import Job
-from .stages import Stages
-from .stats import Meter, shares_of
-from .transfer import Section, heed
+from .job import Task
+from .meter import Meter, shares_of
+from .transfer import Link, Section, Stages
 
 LARGE_BYTES = 512 * 1024  # of a chunk; for smaller ones, the latency of a ring would dominate
 
 
-def sums_in_place(chunk: ExchangedChunk) -> bool:
+def sums_in_place(chunk: ExchangedChunk, arrays: Arrays) -> bool:
     """Return whether `Allreduce` sums a chunk. Other chunks share messages with neighbours."""
     plain = chunk.kind == PLAIN and chunk.local is None and chunk.num_bytes >= LARGE_BYTES
-    no_cast = chunk.wire == getattr(torch, chunk.working)
-    return plain and no_cast and gpu.in_host_memory(chunk.device)
+    return plain and chunk.wire == chunk.working and arrays.in_host_memory(chunk.device)
 
 
-class Allreduce(Stages[Job]):
-    """Neighbouring chunks of one tensor, which torch.distributed sums together.
+class Allreduce(Stages):
+    """Neighbouring chunks of one tensor, which the engine sums together.
 
     Different tensors are summed separately: the order of the additions depends on an element's
-    place in the summed array, and the result must not depend on the tensors that happen to be
+    offset in the summed array, and the result must not depend on the tensors that happen to be
     neighbours.
 
     The workers exchange headers first: an all-reduce of different tensors would give wrong sums, or
     end the process.
-
-    Parameters
-    ----------
-    chunks : sequence of ExchangedChunk
-    group : ProcessGroup
-    tag : int
-        The same on all workers, and different for each transfer.
-
-    Attributes
-    ----------
-    meter : Meter
     """
 
-    def __init__(
-        self, chunks: Sequence[ExchangedChunk], group: dist.ProcessGroup, tag: int
-    ) -> None:
+    def __init__(self, chunks: Sequence[ExchangedChunk], link: Link) -> None:
         self.chunks, self.meter = list(chunks), Meter()
+        self._members, self._arrays = link.members, link.arrays
         first, last = self.chunks[0].piece, self.chunks[-1].piece
         self._piece = Slice(first.tensor, first.begin, last.end)
         self._identity = header.identity([self._piece])
-        self._group = group
-        self._work: Optional[dist.Work] = None
-        ranks = dist.get_process_group_ranks(group)
-        self._headers = ToAll(group, tag, [header.wire_size(1)], [[] for _ in ranks])
+        ranks = link.members.ranks
+        sizes = [header.wire_size(1)]
+        self._headers = link.collectives.to_all(link.members, link.tag, sizes, [[] for _ in ranks])
         self._own = Section(self.chunks[:1], iter(self._headers.rooms), {})
         self._of_all = Section(self.chunks[:1], iter(self._headers.rows), {}, ranks)
         self._bytes = sum(chunk.num_bytes for chunk in chunks)
@@ -68,38 +49,37 @@ class Allreduce(Stages[Job]):
     def shares(self) -> Iterator[Tuple[str, float]]:
         return shares_of(self.chunks)
 
-    def send(self, job: Job) -> None:
+    def send(self, task: Task) -> None:
         """Send the header."""
-        self._own.write(job, self._identity)
+        self._own.write(task.job, self._identity)
         self._headers.start()
-        if job.scale != 1.0:
-            values = job.of(self._piece)
-            values *= job.scale
+        if task.job.scale != 1.0:
+            self._arrays.multiply(task.job.request.values.of(self._piece), task.job.scale)
 
-    def answer(self, job: Job) -> None:
+    def answer(self, task: Task) -> None:
         """Start to sum the job's values, unless no worker has a gradient."""
         with self.meter.timing("wait_seconds"):
             self._headers.wait()
-        outcome, unused = self._of_all.read()
+        found = self._of_all.read()
         self._headers.expect()
-        header.require_in_step(outcome)
-        heed(job, outcome)
-        if unused:
-            job.unused.add(self._piece.tensor)
-        elif outcome == header.SAME:
-            self._work = dist.all_reduce(job.of(self._piece), group=self._group, async_op=True)
+        header.require_in_step(found.outcome)
+        task.note(found.outcome)
+        if found.unused:
+            task.unused.add(self._piece.tensor)
+        elif found.outcome == header.SAME:
+            task.under_way = self._members.all_reduce(task.job.request.values.of(self._piece))
             self.meter.pushed_bytes += self._bytes
 
-    def deliver(self, job: Job) -> None:
+    def deliver(self, task: Task) -> None:
         """Wait for the sums."""
         self.meter.steps += 1
-        if self._work is None:
+        if task.under_way is None:
             return
         with self.meter.timing("wait_seconds"):
-            self._work.wait()
-        self._work = None  # it holds the values
-        if self.chunks[0].checked and not is_finite(job.of(self._piece)):
-            job.nonfinite.append(self._piece.tensor)
+            task.under_way.wait()
+        values = task.job.request.values.of(self._piece)
+        if self.chunks[0].checked and not self._arrays.is_finite(values):
+            task.nonfinite.append(self._piece.tensor)
         self.meter.pulled_bytes += self._bytes
 
     def abandon(self, outcome: Stamp) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from .. import kernels
 from ..compression import CompressionParams
 from ..compression import stream as streams
-from ..plan import Chunk
-from ..random_streams import StreamStarts
-from . import gpu
 
 _Before = Tuple[int, int]
 """The number of a copy of the state, and the draws from the random stream at that time."""
@@ -24,25 +18,12 @@ _Before = Tuple[int, int]
 class Coder:
     """The codec of n elements, with its residual, momentum and random stream.
 
-    Parameters
-    ----------
-    params : CompressionParams
-        It has a compressor.
-    n : int
-        The number of elements.
-    dtype : "float32" or "float64"
-        The dtype of the arithmetic and of the state.
-    start : stream.State, optional
-        The start of the random stream; None if the compressor draws no random numbers.
-
-    Attributes
-    ----------
-    codec : Codec
-    device : torch.device
-        The device that compresses.
+    `start` is the start of the random stream; None if the compressor draws no random numbers.
+    `device` is the GPU that compresses; None: the CPU. A call reads one copy of the state and
+    writes another, so that it can be taken back.
     """
 
-    device = gpu.CPU
+    device: Any = None
 
     def __init__(
         self, params: CompressionParams, n: int, dtype: str, start: Optional[streams.State]
@@ -99,8 +80,6 @@ class Coder:
         *state, drawn = self._stream.take(self.codec.draws)
         return kernels.position(state, drawn)
 
-    # Calls read one copy of the state and write another, so that they can be taken back
-
     def in_place(self) -> kernels.StateOfCall:
         """Return the state for a call that cannot be taken back."""
         return self._references[self._now].words, 0
@@ -151,14 +130,14 @@ class Coder:
     def _write(self, state: kernels.State) -> None:
         """Replace the current copy, which `_in_host_memory` returned."""
 
-    def use_memory(self, memory: torch.Tensor) -> None:
-        """Let error feedback keep its only array in this tensor, shape (codec.memory[0],).
+    def use_memory(self, memory: np.ndarray) -> None:
+        """Let error feedback keep its only array in this memory, shape (codec.memory[0],).
 
         `take_back` then returns the random stream only: the caller takes back the array.
         """
         self._has_foreign_memory = True
         (state,) = self._copies
-        self._copies = [kernels.State(state.momentum, (memory.numpy(),))]
+        self._copies = [kernels.State(state.momentum, (memory,))]
         addresses = kernels.addresses(self.codec, self._copies[0])
         self._references = [kernels.StateReference(addresses)]
 
@@ -196,116 +175,3 @@ class Coder:
         if self.codec.momentum:
             kept.momentum[:] = state["momentum"]
         self._write(kept)
-
-
-class GpuCoder(Coder):
-    """A coder that compresses on a GPU. The residual and momentum are in GPU memory.
-
-    Parameters
-    ----------
-    device : torch.device
-        The GPU.
-    params, n, dtype, start
-        See `Coder`.
-
-    Attributes
-    ----------
-    gpu_codec : Codec
-        The codec for this GPU. `codec` is the same codec for the CPU.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        params: CompressionParams,
-        n: int,
-        dtype: str,
-        start: Optional[streams.State],
-    ) -> None:
-        self.device = device
-        super().__init__(params, n, dtype, start)
-
-    def set_epoch(self, epoch: Optional[int]) -> None:
-        super().set_epoch(epoch)
-        self.gpu_codec = self._params.codec(self._n, self._dtype, epoch, "cuda")
-
-    def _set_options(self, options: Mapping[str, Any]) -> None:
-        super()._set_options(options)
-        self.gpu_codec.set_options(options)
-
-    def _add_copy(self) -> int:
-        state = self.codec.state()
-        with gpu.queue(self.device):
-            tensors = [
-                None if array is None else torch.from_numpy(array).to(self.device, copy=True)
-                for array in (state.momentum, *state.memory)
-            ]
-        self._copies.append(tensors)
-        return self._refer_to(_gpu_addresses(tensors))
-
-    def _in_host_memory(self, number: int) -> kernels.State:
-        with gpu.queue(self.device):
-            arrays = [None if t is None else t.cpu().numpy().copy() for t in self._copies[number]]
-        return kernels.State(arrays[0], tuple(arrays[1:]))
-
-    def _write(self, state: kernels.State) -> None:
-        with gpu.queue(self.device):
-            for tensor, array in zip(self._copies[self._now], (state.momentum, *state.memory)):
-                if tensor is not None:
-                    gpu.copy(torch.from_numpy(array), tensor)
-
-    def use_memory(self, memory: torch.Tensor) -> None:
-        self._has_foreign_memory = True
-        ((momentum, _),) = self._copies
-        self._copies = [[momentum, memory]]
-        self._references = [kernels.StateReference(_gpu_addresses(self._copies[0]))]
-
-
-def _gpu_addresses(tensors: Sequence[Optional[torch.Tensor]]) -> kernels.StateAddresses:
-    momentum, *memory = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-    return kernels.StateAddresses(momentum, (ctypes.c_void_p * 2)(*memory))
-
-
-def coder_on(device: torch.device, chunk: Chunk, start: Optional[streams.State] = None) -> Coder:
-    """Return the coder of a chunk with values on a device; `start` is that of `Coder`."""
-    if gpu.has_kernels(device, chunk.params.compressor):
-        return GpuCoder(device, chunk.params, chunk.size, chunk.dtype, start)
-    return Coder(chunk.params, chunk.size, chunk.dtype, start)
-
-
-class Coders:
-    """Creates coders whose random streams are consistent on all workers of a group.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group, self._starts = group, StreamStarts(self._of_root)
-
-    def _of_root(self, own: bytes) -> bytes:
-        words = [own]
-        dist.broadcast_object_list(words, dist.get_global_rank(self._group, 0), group=self._group)
-        return words[0]
-
-    def draw(self, chunks: Iterable[Chunk]) -> None:
-        """Share random bytes if one of these chunks needs them. All workers call this together."""
-        self._starts.draw(chunks)
-
-    def of_worker(
-        self, chunk: Chunk, node: int, index: int, begin: int, device: torch.device
-    ) -> Coder:
-        """Return the coder of a worker, or of a machine, for a chunk with values on a device.
-
-        `StreamStarts.start` explains the other parameters.
-        """
-        return coder_on(device, chunk, self._starts.start(chunk, node, index, begin))
-
-    def of_aggregator(
-        self, chunk: Chunk, index: int, begin: int, device: Optional[torch.device] = None
-    ) -> Coder:
-        """Return the coder with which a chunk's owner aggregates, on a GPU or in host memory."""
-        start = self._starts.start(chunk, None, index, begin)
-        arguments = chunk.params.aggregators, chunk.size, chunk.dtype, start
-        return Coder(*arguments) if device is None else GpuCoder(device, *arguments)

@@ -11,41 +11,29 @@ import itertools
 from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
-from . import gpu, groups
+from .transport import Members
 
 _ALIGNMENT = 8  # bytes; rooms may hold float64 values
 
+Memory = Callable[[int], np.ndarray]
+"""Allocates zeros: uint8, shape (bytes,)."""
+
 
 class WireSize(NamedTuple):
-    """The size of one chunk, or of a header, in a message.
+    """The size of one chunk, or of a header, in a message."""
 
-    Attributes
-    ----------
-    most : int
-        The bytes of its room.
-    used : callable, optional
-        Returns the number of bytes in use, given an array that begins with them. None: all bytes
-        are used.
-    """
-
-    most: int
+    most: int  # the bytes of its room
     used: Optional[Callable[[np.ndarray], int]] = None
+    """Returns the number of bytes in use, given an array that begins with them. None: all."""
 
 
 WireSizes = Sequence[WireSize]
 
 
-def offsets(sizes: Iterable[WireSize]) -> List[int]:
-    """Return the offsets of consecutive rooms, and the end of the last one."""
-    aligned = (-(-size.most // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-    return [0, *itertools.accumulate(aligned)]
-
-
-def _zeros(size: int) -> np.ndarray:
-    return gpu.host_memory(size, torch.uint8).numpy()
+def offsets(sizes: Iterable[int]) -> List[int]:
+    """Return the offsets of consecutive rooms of these bytes, and the end of the last one."""
+    return [0, *itertools.accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
 
 
 def other_workers(rank: int, workers: int) -> List[int]:
@@ -54,29 +42,20 @@ def other_workers(rank: int, workers: int) -> List[int]:
 
 
 class _Message:
-    """The chunks that travel from one worker to another.
+    """The chunks that travel from one worker to another: their rooms, and the bytes that travel.
 
-    Parameters
-    ----------
-    sizes : sequence of WireSize
-    memory : array of uint8, optional
-        The memory of the rooms. None: it is allocated.
-
-    Attributes
-    ----------
-    rooms : list of array of uint8
-        A room for each size.
-    wire : array of uint8
-        The bytes that travel. A received message may be shorter.
+    `rooms_memory`: the memory of the rooms. None: it is allocated.
     """
 
-    def __init__(self, sizes: WireSizes, memory: Optional[np.ndarray] = None) -> None:
-        begins = offsets(sizes)
-        memory = _zeros(begins[-1]) if memory is None else memory
+    def __init__(
+        self, sizes: WireSizes, memory: Memory, rooms_memory: Optional[np.ndarray] = None
+    ) -> None:
+        begins = offsets(size.most for size in sizes)
+        rooms = memory(begins[-1]) if rooms_memory is None else rooms_memory
         self._sizes = sizes
         self._varies = any(size.used is not None for size in sizes)
-        self.rooms = [memory[begin : begin + size.most] for begin, size in zip(begins, sizes)]
-        self.wire = _zeros(begins[-1]) if self._varies else memory
+        self.rooms = [rooms[begin : begin + size.most] for begin, size in zip(begins, sizes)]
+        self.wire = memory(begins[-1]) if self._varies else rooms  # a received one may be shorter
 
     def used(self) -> List[int]:
         """Return the number of bytes in use of each room."""
@@ -111,17 +90,9 @@ class _Message:
 class ToOwners:
     """Each worker sends different bytes to each owner.
 
-    Parameters
-    ----------
-    group : ProcessGroup
-        All members make the same calls in the same order.
-    tag : int
-        The same on all members. Nothing else in the group may use it.
-    sizes : sequence of sequence of WireSize
-        For each owner, the sizes of its chunks.
-    no_owners : collection of int
-        The workers that own nothing. Each receives a header from the worker before it, so that
-        workers that wait for each other in different steps notice it.
+    `sizes` has the sizes of each owner's chunks. The workers in `no_owners` own nothing. Each of
+    them receives a header from the worker before it, so that workers that wait for each other in
+    different steps notice it.
 
     Attributes
     ----------
@@ -135,27 +106,28 @@ class ToOwners:
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
+        members: Members,
         tag: int,
         sizes: Sequence[WireSizes],
+        memory: Memory,
         no_owners: Collection[int] = (),
     ) -> None:
-        rank, workers = dist.get_rank(group), len(sizes)
+        rank, workers = members.rank, len(sizes)
         mine, others = sizes[rank], other_workers(rank, workers)
         before, after = (rank - 1) % workers, (rank + 1) % workers
         self.senders = sorted({rank, before}) if rank in no_owners else list(range(workers))
         self._receivers = [w for w in others if w not in no_owners or w == after]
-        begins = offsets(mine)
-        memory = _zeros(len(self.senders) * begins[-1]).reshape(len(self.senders), begins[-1])
-        self.rows = [memory[:, begin : begin + size.most] for begin, size in zip(begins, mine)]
-        row_of = dict(zip(self.senders, memory))
-        self._incoming = {w: _Message(mine, row_of[w]) for w in others if w in row_of}
+        begins = offsets(size.most for size in mine)
+        received = memory(len(self.senders) * begins[-1]).reshape(len(self.senders), begins[-1])
+        self.rows = [received[:, begin : begin + size.most] for begin, size in zip(begins, mine)]
+        row_of = dict(zip(self.senders, received))
+        self._incoming = {w: _Message(mine, memory, row_of[w]) for w in others if w in row_of}
         self._outgoing = [
-            _Message(owner_sizes, row_of[rank] if owner == rank else None)
+            _Message(owner_sizes, memory, row_of[rank] if owner == rank else None)
             for owner, owner_sizes in enumerate(sizes)
         ]
         self.rooms = [room for message in self._outgoing for room in message.rooms]
-        self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._incoming))
+        self._messages = members.messages(0, tag, _wires(self._incoming))
 
     def start(self) -> int:
         """Start to send the rooms, and return the number of bytes in use."""
@@ -183,16 +155,8 @@ class ToOwners:
 class ToAll:
     """Each worker sends the same bytes to all workers.
 
-    Parameters
-    ----------
-    group : ProcessGroup
-        All members make the same calls in the same order.
-    tag : int
-        The same on all members. Nothing else in the group may use it.
-    gathered : sequence of WireSize
-        The sizes of the chunks that every worker sends.
-    sizes : sequence of sequence of WireSize
-        For each owner, the sizes of its chunks.
+    `gathered` has the sizes of the chunks that every worker sends, `sizes` those of each owner's
+    chunks. Nothing else of phase 1 may use the tag.
 
     Attributes
     ----------
@@ -205,17 +169,22 @@ class ToAll:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, tag: int, gathered: WireSizes, sizes: Sequence[WireSizes]
+        self,
+        members: Members,
+        tag: int,
+        gathered: WireSizes,
+        sizes: Sequence[WireSizes],
+        memory: Memory,
     ) -> None:
-        rank, workers = dist.get_rank(group), len(sizes)
-        self._all = [_Message([*gathered, *owner_sizes]) for owner_sizes in sizes]
+        rank, workers = members.rank, len(sizes)
+        self._all = [_Message([*gathered, *owner_sizes], memory) for owner_sizes in sizes]
         self._outgoing = self._all[rank]
         self._incoming = {worker: self._all[worker] for worker in other_workers(rank, workers)}
         self._gathered = [np.zeros((workers, size.most), np.uint8) for size in gathered]
         self.rooms = self._outgoing.rooms
         owned = [room for message in self._all for room in message.rooms[len(gathered) :]]
         self.rows = [*self._gathered, *(room[None] for room in owned)]
-        self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._incoming))
+        self._messages = members.messages(1, tag, _wires(self._incoming))
 
     def start(self) -> List[int]:
         """Start to send the rooms, and return the number of bytes in use of each."""
@@ -244,3 +213,14 @@ class ToAll:
 
 def _wires(messages: Dict[int, _Message]) -> Dict[int, np.ndarray]:
     return {worker: message.wire for worker, message in messages.items()}
+
+
+class Collectives(NamedTuple):
+    """How the chunks of a transfer travel: in host memory, or between GPUs with headers beside.
+
+    The functions take the arguments of `ToOwners` and `ToAll` but `memory`. If the first size of an
+    owner's chunks is its header's, rooms and rows may be in GPU memory except the header's.
+    """
+
+    to_owners: Callable[..., ToOwners]
+    to_all: Callable[..., ToAll]

@@ -1,4 +1,4 @@
-"""The exchange: sums tensors over the workers of a process group, in compressed form.
+"""The exchange: sums tensors over workers, in compressed form.
 
 Tensors are cut into chunks. Each chunk has an owner, which is one of the workers:
 
@@ -6,102 +6,99 @@ Tensors are cut into chunks. Each chunk has an owner, which is one of the worker
 
 A transfer is a set of neighbouring chunks that share these two collectives. Its stages (encode,
 sum, decode) run on threads of their own, so that transfers overlap. Large uncompressed chunks do
-not need an owner: torch.distributed's all-reduce sums them.
+not need an owner: the engine's all-reduce sums them.
+
+A `Lane` has the tensors of one kind: the gradients, or the vectors of one kind of round. All lanes
+of an `Exchange` share its threads and connections.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from functools import partial
-from typing import (
-    Any,
-    Collection,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-import torch
-import torch.distributed as dist
+import numpy as np
 
 from .. import env, plan
-from ..agreement import Facts
+from ..agreement import Facts, Message, compare, reach
 from ..plan import Chunk
-from . import closing, gpu, groups, header, machines, nccl
+from ..random_streams import StreamStarts
+from . import header
 from .allreduce import LARGE_BYTES, sums_in_place
-from .coder import Coders
-from .declared_tensor import DeclaredTensor
-from .exchanged_chunk import ExchangedChunk
-from .gathering import agree, gather, gather_numbers, gather_to_first
-from .header import OutOfStepError
-from .job import Job
+from .arrays import Arrays
+from .chunk import ExchangedChunk
+from .coder import Coder
+from .header import SAME, OutOfStepError, Stamp
+from .job import Done, Job, Request, Result, Task
+from .machines import Machines
 from .pipeline import Pipeline
-from .sparse import SparseJob
-from .stages import STAGES, Item
+from .transfer import STAGES, Stages
 from .transfers import Transfers, abandon
+from .transport import Members
 
 _SETTING_UP = "set up their compression"
 _OWNED_BYTES = 16 * 1024  # the most bytes of a chunk whose owner sums values
 
 
+class DeclaredTensor(NamedTuple):
+    """A tensor that workers will exchange."""
+
+    plan: plan.Tensor
+    wire: str  # the dtype of its values if they are sent uncompressed
+    device: Any
+
+    def exchanged(
+        self,
+        chunk: Chunk,
+        owner: int,
+        arrays: Arrays,
+        device: Any,
+        coder: Optional[Coder] = None,
+        aggregator: Optional[Coder] = None,
+        **more: Any,
+    ) -> ExchangedChunk:
+        """Return a chunk of this tensor with its owner and coders; see `ExchangedChunk`."""
+        floating = self.plan.floating
+        return ExchangedChunk(
+            chunk,
+            owner,
+            self.wire,
+            arrays.itemsize(self.wire),
+            plan.working_dtype(self.plan.dtype) if floating else "float64",
+            device,
+            self.plan.checked,
+            coder,
+            aggregator,
+            **more,
+        )
+
+
 class Exchange:
-    """Sums tensors over all workers of a process group.
+    """Sums tensors over its members.
 
     All workers must create their exchanges in the same order, and call their methods in the same
-    order.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        Default: all workers. The data travels in other groups of the same workers, which the module
-        `groups` makes.
-
-    Attributes
-    ----------
-    rank, workers : int
-        This worker's rank in the group, and the number of workers in the group.
-    machines : Machines, optional
-        The machines that sum their workers' values first; None if there are none.
-    chunks : list of ExchangedChunk
-        The chunks of all tensors, in the order of their declaration.
-    transfers : Transfers
+    order. `machines` sum their workers' values first; None if there are none.
     """
 
-    def __init__(self, group: Optional[dist.ProcessGroup] = None) -> None:
-        groups.require_init()
-        self.rank, self.workers = dist.get_rank(group), dist.get_world_size(group)
-        if self.rank < 0:
-            raise ValueError("this worker is not in process_group")
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._ranks, self._everybody = ranks, group is None
-        groups.settle(group)
-        self._groups = groups.take(ranks, self._everybody)
-        self.machines = machines.find(group)
-        self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
-        self.transfers = Transfers(self._groups, ranks, self.machines, self._of_tensor.__getitem__)
-        stages = STAGES[1:-1] if self.machines is None else STAGES
-        self._names: Dict[int, str] = {}  # of parameters, by their numbers in samples of weights
-        self._unused: Set[str] = set()  # tensors that were never exchanged
-        done = partial(self._done, self._names, self._unused)
-        self._pipeline = Pipeline(stages, done, self._failed, self.transfers.broken)
-        self._numbers = itertools.count()
-        self._loads = [0] * self.workers
-        self._tensors: Dict[str, DeclaredTensor] = {}
-        self._coders = Coders(self._groups[0])
-        self.chunks: List[ExchangedChunk] = []
+    def __init__(
+        self, members: Members, arrays: Arrays, machines: Optional[Machines] = None
+    ) -> None:
+        self.members, self.arrays, self.machines = members, arrays, machines
+        self.rank, self.workers = members.rank, len(members.ranks)
+        self.transfers = Transfers(members, arrays, machines)
+        self.streams = StreamStarts(lambda own: self.gather_objects(own)[0])
+        self._progress = _Progress(self.transfers)
+        stages = STAGES[1:-1] if machines is None else STAGES
+        self._pipeline = Pipeline(
+            stages, self._progress.done, self._progress.failed, self.transfers.broken
+        )
+        self._numbers, self._lanes = itertools.count(), itertools.count()
         self._closed = False
         self._release = weakref.finalize(
-            self, _release, self._pipeline, self.transfers, self._groups, self.machines
+            self, _release, self._pipeline, self.transfers, members, machines
         )
-        closing.opened(self)
-
-    # Set-up
 
     def agree(self, facts: Facts, doing: str = _SETTING_UP) -> None:
         """Raise a RuntimeError unless all workers state the same facts.
@@ -109,23 +106,61 @@ class Exchange:
         `doing` is the common action of the workers, for the warning about a worker that does not
         come.
         """
-        agree(self.gather_objects, facts, doing)
+
+        def ask(message: Message) -> Message:
+            return compare(self.gather_objects(message, doing))
+
+        reach(self.members.ranks[self.rank], facts, ask)
 
     def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> List[Any]:
-        """Return the objects of all workers, by rank. No job may be under way.
+        """Return the objects of all workers, by rank. No job may be under way; see `agree`."""
+        return self.members.gather(mine, doing)
 
-        `doing` is the common action of the workers, for the warning about a worker that does not
-        come.
-        """
-        return gather(mine, doing, self._groups[0])
+    def lane(self) -> Lane:
+        """Return a new lane. All workers call this."""
+        return Lane(self, next(self._lanes))
 
-    def gather_to_first(self, mine: Any, doing: str) -> Optional[List[Any]]:
-        """Like `gather_objects`, but only the worker with rank 0 gets a list. Others get None."""
-        return gather_to_first(mine, doing, self._groups[0])
+    def know(self, tensors: Iterable[plan.Tensor]) -> None:
+        """Know the names of tensors, for messages about weights that differ."""
+        for tensor in tensors:
+            self._progress.names[1 + tensor.index] = tensor.name
+            self._progress.unused.add(tensor.name)
 
-    def gather_numbers(self, mine: Sequence[int], doing: str) -> List[Tuple[int, ...]]:
-        """Like `gather_objects`, for integers. Each worker passes equally many."""
-        return gather_numbers(mine, doing, self._groups[0])
+    def start(self, request: Request, transfers: Sequence[Stages], done: Done) -> None:
+        """Start to exchange a request's tensors. `done` is called on another thread at the end."""
+        self.require_open()
+        divisor = request.divisor * (self.workers if request.average else 1)
+        job = Job(request, next(self._numbers), 1.0 / divisor)
+        self._progress.unused.difference_update(request.values.names)
+        self._progress.begin(job, len(transfers), done)
+        for transfer in transfers:
+            self._pipeline.put(Task(transfer, job))
+
+    def require_open(self) -> None:
+        """Raise a RuntimeError if the exchange is closed."""
+        if self._closed:
+            raise RuntimeError(
+                "nothing can be averaged after bps.shutdown() or bps.suspend(): create the objects "
+                "that use torch.distributed again"
+            )
+
+    def close(self) -> None:
+        """Stop the threads, and release the connections."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+
+class Lane:
+    """The tensors of one kind in an exchange. `chunks` has their chunks in order."""
+
+    def __init__(self, exchange: Exchange, number: int) -> None:
+        self.exchange, self._number = exchange, number
+        self.chunks: List[ExchangedChunk] = []
+        self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
+        self._tensors: Dict[str, DeclaredTensor] = {}
+        self._loads = [0] * exchange.workers  # bytes by owner
+        self._kept: Set[Tuple[int, Tuple[str, ...]]] = set()  # the keys of its transfers
 
     def declare(
         self, tensors: Sequence[DeclaredTensor], minimum: Optional[int] = None, about: Facts = ()
@@ -147,65 +182,72 @@ class Exchange:
             The workers have different versions, settings or tensors.
         """
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
-        plan.warn_if_uncompressed([tensor.plan for tensor in tensors], minimum)
-        cut = [(tensor, _cut(tensor, minimum)) for tensor in tensors]
-        over_nccl = {t.plan.name for t in tensors if self._may_use_nccl(t)}
+        plans = [tensor.plan for tensor in tensors]
+        plan.warn_if_uncompressed(plans, minimum)
+        on_gpu = {t.plan.name for t in tensors if self._keeps_payloads(t)}
         engines = [
-            (f"tensor '{t.plan.name}'", {"over_nccl": t.plan.name in over_nccl}) for t in tensors
+            (f"tensor '{tensor.name}'", {"over_nccl": tensor.name in on_gpu}) for tensor in plans
         ]
-        self.agree([*about, *plan.facts([tensor.plan for tensor in tensors]), *engines])
-        if over_nccl and self.transfers.nccl_groups is None:
-            self.transfers.nccl_groups = groups.take(self._ranks, self._everybody, nccl.new_group)
-        self._coders.draw([chunk for _, chunks in cut for chunk in chunks])
+        self.exchange.agree([*about, *plan.facts(plans), *engines])
+        cut = [(tensor, self._cut(tensor, minimum)) for tensor in tensors]
+        for device in {t.device for t in tensors if t.plan.name in on_gpu}:
+            self.exchange.arrays.device_collectives(device)  # all workers connect together
+        self.exchange.streams.draw([chunk for _, chunks in cut for chunk in chunks])
+        self.exchange.know(plans)
         for tensor, chunks in cut:
             name = tensor.plan.name
-            self._tensors[name], self._names[1 + tensor.plan.index] = tensor, name
-            self._unused.add(name)
+            self._tensors[name] = tensor
             self._of_tensor[name] = [
-                self._exchanged_chunk(tensor, chunk, name in over_nccl) for chunk in chunks
+                self._exchanged_chunk(tensor, chunk, name in on_gpu) for chunk in chunks
             ]
             self.chunks += self._of_tensor[name]
 
-    def _may_use_nccl(self, tensor: DeclaredTensor) -> bool:
+    def _keeps_payloads(self, tensor: DeclaredTensor) -> bool:
         """Return whether a tensor's payloads stay in GPU memory, if their length is fixed."""
         params = tensor.plan.params
-        sums_on_host = self.machines is not None and params.hierarchical
-        if not nccl.is_chosen() or params.compressor is None or sums_on_host:
+        sums_on_host = self.exchange.machines is not None and params.hierarchical
+        if params.compressor is None or sums_on_host:
             return False
-        return gpu.has_kernels(tensor.device, params.compressor)
+        return self.exchange.arrays.keeps_payloads(tensor.device, params.compressor)
+
+    def _cut(self, tensor: DeclaredTensor, minimum: int) -> List[Chunk]:
+        """Cut a tensor. An uncompressed one is cut into small chunks: owners share its bytes.
+
+        If it is large, it has no owner (`sums_in_place`), and is not cut smaller.
+        """
+        most = env.get("BYTEPS_PARTITION_BYTES")
+        num_bytes = tensor.plan.size * self.exchange.arrays.itemsize(tensor.wire)
+        if num_bytes < LARGE_BYTES and not plan.travels_compressed(tensor.plan, minimum):
+            most = min(most, _OWNED_BYTES)
+        return plan.cut([tensor.plan], most, minimum)
 
     def _exchanged_chunk(
-        self, tensor: DeclaredTensor, chunk: Chunk, may_use_nccl: bool
+        self, tensor: DeclaredTensor, chunk: Chunk, may_stay_on_gpu: bool
     ) -> ExchangedChunk:
         """Return a chunk with its coders and its owner: the worker with the fewest bytes so far."""
+        arrays, machines = self.exchange.arrays, self.exchange.machines
         owner = least = self._loads.index(min(self._loads))
-        node, mine, local, device = self.rank, True, None, tensor.device
-        if self.machines is not None and tensor.plan.params.hierarchical:
-            node = self.machines.number
-            owner, local = divmod(owner, self.machines.local_size)
-            device = gpu.CPU  # a machine sums its workers' values in host memory
-            mine = local == self.machines.local_rank
-        coder, aggregator, over_nccl = None, None, False
+        node, mine, local, device = self.exchange.rank, True, None, tensor.device
+        if machines is not None and tensor.plan.params.hierarchical:
+            node = machines.number
+            owner, local = divmod(owner, machines.local_size)
+            device = arrays.host  # a machine sums its workers' values there
+            mine = local == machines.local_rank
+        coder, aggregator, on_gpu = None, None, False
         if chunk.params is not None and mine:
+            start, coder_of = self.exchange.streams.start, arrays.coder
             index, begin = tensor.plan.index, chunk.slices[0].begin
-            coder = self._coders.of_worker(chunk, node, index, begin, device)
-            over_nccl = may_use_nccl and chunk.aggregated and coder.has_fixed_length
+            size = chunk.size, chunk.dtype
+            coder = coder_of(device, chunk.params, *size, start(chunk, node, index, begin))
+            on_gpu = may_stay_on_gpu and chunk.aggregated and coder.has_fixed_length
             if chunk.aggregated and owner == node:
-                where = device if over_nccl else None
-                aggregator = self._coders.of_aggregator(chunk, index, begin, where)
-        exchanged = ExchangedChunk(
-            chunk,
-            owner,
-            tensor.wire,
-            plan.working_dtype(tensor.plan.dtype) if tensor.plan.floating else "float64",
-            device,
-            tensor.plan.checked,
-            coder,
-            aggregator,
-            local,
-            over_nccl,
+                params, start_of_sums = chunk.params.aggregators, start(chunk, None, index, begin)
+                where = device if on_gpu else arrays.host
+                aggregator = coder_of(where, params, *size, start_of_sums)
+        exchanged = tensor.exchanged(
+            chunk, owner, arrays, device, coder, aggregator, local=local, on_gpu=on_gpu
         )
-        if not sums_in_place(exchanged):
+        if not sums_in_place(exchanged, arrays):
             self._loads[least] += chunk.message_bytes
         return exchanged
 
@@ -214,7 +256,8 @@ class Exchange:
         for chunk in self.chunks:
             if chunk.coder is not None:
                 chunk.coder.set_epoch(epoch)
-        self.transfers.clear()
+        self.exchange.transfers.drop(self._kept)
+        self._kept.clear()
 
     def set_momentum(self, mu: float) -> None:
         """Set the coefficient of all momentum. No job may be under way."""
@@ -222,53 +265,40 @@ class Exchange:
             if chunk.coder is not None:
                 chunk.coder.set_momentum(mu)
 
-    def replace_momentum(self, name: str, values: torch.Tensor) -> None:
+    def replace_momentum(self, name: str, values: np.ndarray) -> None:
         """Replace the momentum of a tensor's sum over all workers. No job may be under way.
 
         `values` are flat, and the same on all workers. Each sender gets an equal share.
         """
         for chunk in self._of_tensor[name]:
-            senders = self.workers if chunk.local is None else self.machines.count
+            exchange = self.exchange
+            senders = exchange.workers if chunk.local is None else exchange.machines.count
             if chunk.coder is not None and chunk.coder.codec.momentum:
-                part = values[chunk.piece.begin : chunk.piece.end].cpu().numpy()
-                chunk.coder.replace_momentum(part / senders)
+                chunk.coder.replace_momentum(values[chunk.piece.begin : chunk.piece.end] / senders)
 
-    # A step
-
-    def start(self, job: Job) -> None:
-        """Start to sum the tensors of a job. The sums replace the values."""
-        self.require_open()
-        names = tuple(job.staged.values)
+    def start(self, request: Request, done: Done) -> None:
+        """Start to exchange dense tensors. `done` is called on another thread at the end."""
+        names, device = tuple(request.values.names), request.values.device
         for name in names:
             declared_device = self._tensors[name].device
-            if declared_device != job.staged.device:
+            if declared_device != device:
                 raise ValueError(
-                    f"tensor '{name}' is on {job.staged.device}, but was on {declared_device} "
-                    "when its compression was set up"
+                    f"tensor '{name}' is on {device}, but was on {declared_device} when its "
+                    "compression was set up"
                 )
-        self._unused.difference_update(names)
-        job.number = next(self._numbers)
-        transfers = self.transfers.of(names)
-        job.transfers = len(transfers)
-        if not transfers:
-            _finish(job, None)
-        for transfer in transfers:
-            self._pipeline.put(Item(transfer, job))
+        self.exchange.start(request, self._transfers(names), done)
 
-    def start_sparse(self, job: SparseJob) -> None:
-        """Start to average a sparse tensor."""
-        self.require_open()
-        self._unused.discard(job.name)
-        job.number, job.transfers = next(self._numbers), 1
-        self._pipeline.put(Item(self.transfers.of_sparse(job.name), job))
-
-    def require_open(self) -> None:
-        """Raise a RuntimeError if the exchange is closed."""
-        if self._closed:
-            raise RuntimeError(
-                "nothing can be averaged after bps.shutdown() or bps.suspend(): create the objects "
-                "that use torch.distributed again"
-            )
+    def _transfers(self, names: Tuple[str, ...]) -> List[Stages]:
+        """Return the transfers of tensors that are exchanged in one job."""
+        transfers, key = self.exchange.transfers, (self._number, names)
+        if key not in self._kept:
+            old_keys = [old for old in self._kept if not set(names).isdisjoint(old[1])]
+            transfers.drop(old_keys)
+            self._kept.difference_update(old_keys)
+            self._kept.add(key)
+        return transfers.of(
+            key, lambda: transfers.made([c for name in names for c in self._of_tensor[name]])
+        )
 
     def take_back(self, names: Iterable[str]) -> None:
         """Undo the last exchange of these tensors, see `Coder.turn`. No job may be under way."""
@@ -277,65 +307,75 @@ class Exchange:
                 if coder is not None:
                     coder.take_back()
 
-    def close(self) -> None:
-        """Stop the threads, and release the process groups."""
-        if not self._closed:
-            self._closed = True
-            self._release()
 
-    @staticmethod
-    def _done(names: Mapping[int, str], unused: Collection[str], item: Item) -> None:
-        job = item.job
-        job.transfers -= 1
-        if not job.transfers:
-            problem = header.problem(job.outcome, names, unused)
-            _finish(job, RuntimeError(problem) if problem else None)
+@dataclass
+class _Progress:
+    """The jobs under way. Only the last thread of the pipeline ends them."""
 
-    @staticmethod
-    def _failed(item: Item, error: BaseException) -> None:
-        job = item.job
+    transfers: Transfers
+    names: Dict[int, str] = field(default_factory=dict)  # by their numbers in samples of weights
+    unused: Set[str] = field(default_factory=set)  # tensors that were never exchanged
+    _under_way: Dict[int, _UnderWay] = field(default_factory=dict)
+
+    def begin(self, job: Job, transfers: int, done: Done) -> None:
+        """Expect the end of a job's transfers."""
+        under_way = _UnderWay(transfers, done)
+        if transfers:
+            self._under_way[job.number] = under_way
+        else:
+            under_way.finish(Result((), ()), None)
+
+    def done(self, task: Task) -> None:
+        """End a task, and its job if this was the last transfer."""
+        under_way = self._under_way[task.job.number]
+        under_way.transfers -= 1
+        under_way.nonfinite += task.nonfinite
+        under_way.unused |= task.unused
+        if task.outcome != SAME:
+            under_way.outcome = task.outcome
+        if not under_way.transfers:
+            del self._under_way[task.job.number]
+            problem = header.problem(under_way.outcome, self.names, self.unused)
+            error = RuntimeError(problem) if problem else None
+            under_way.finish(Result(under_way.nonfinite, under_way.unused), error)
+
+    def failed(self, task: Task, error: BaseException) -> None:
+        """End a task that an error has stopped, and its job."""
         if isinstance(error, OutOfStepError):
-            abandon([item.transfer], error.outcome)  # it may be newer than the error
-        if job.transfers:
-            job.transfers = 0
+            abandon([task.transfer], error.outcome)  # it may be newer than the error
+        under_way = self._under_way.pop(task.job.number, None)
+        if under_way is not None:
             if not isinstance(error, OutOfStepError):
                 error = RuntimeError(
                     "gradients could not be exchanged: another worker may have ended, or made a "
                     f"different call: {error}"
                 )
-            _finish(job, error)
+            under_way.finish(None, error)
+
+
+@dataclass
+class _UnderWay:
+    """A job that has started, and what its transfers have found so far."""
+
+    transfers: int  # that have not ended
+    _done: Done
+    nonfinite: List[str] = field(default_factory=list)
+    unused: Set[str] = field(default_factory=set)
+    outcome: Stamp = SAME
+
+    def finish(self, result: Optional[Result], error: Optional[BaseException]) -> None:
+        """Call `done`. If it raises, call it with its error: somebody waits for the job."""
+        try:
+            self._done(result if error is None else None, error)
+        except Exception as failed:
+            self._done(None, error or failed)
 
 
 def _release(
-    pipeline: Pipeline, transfers: Transfers, pair: groups.Pair, found: Optional[machines.Machines]
+    pipeline: Pipeline, transfers: Transfers, members: Members, machines: Optional[Machines]
 ) -> None:
-    """Stop the threads of an exchange that is closed or garbage, and release its groups."""
+    """Stop the threads of an exchange that is closed or garbage, and release its connections."""
     pipeline.close()
-    if transfers.out_of_step:
-        groups.keep(transfers)
-    else:
-        transfers.clear()
-    groups.give_back(pair)
-    if transfers.nccl_groups is not None:
-        groups.give_back(transfers.nccl_groups)
-    if found is not None:
-        found.close()
-
-
-def _cut(tensor: DeclaredTensor, minimum: int) -> List[Chunk]:
-    """Cut a tensor. An uncompressed one is cut into small chunks, so that owners share its bytes.
-
-    If it is large, it has no owner (`sums_in_place`), and is not cut smaller.
-    """
-    most, num_bytes = env.get("BYTEPS_PARTITION_BYTES"), tensor.plan.size * tensor.wire.itemsize
-    if num_bytes < LARGE_BYTES and not plan.travels_compressed(tensor.plan, minimum):
-        most = min(most, _OWNED_BYTES)
-    return plan.cut([tensor.plan], most, minimum)
-
-
-def _finish(job: Job, error: Optional[BaseException]) -> None:
-    """Call the job's `done`. If it raises, call it with its error: somebody waits for the job."""
-    try:
-        job.done(job, error)
-    except Exception as failed:
-        job.done(job, error or failed)
+    members.close(transfers if transfers.out_of_step else None)
+    if machines is not None:
+        machines.close()

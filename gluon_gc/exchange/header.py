@@ -1,9 +1,10 @@
 """The header at the start of a message, in front of its chunks.
 
-    stamp (28 bytes) | for each chunk: whether the sender has a gradient (1 byte)
+    version, contributors: 2 bytes each | stamp: 28 bytes | a gradient? 1 byte for each chunk
 
 In a step, the stamp must be the same on all workers. In an owner's answer, the stamp is replaced by
-the result of this comparison, and "the sender" by "any worker".
+the result of this comparison. "Contributors" is the number of workers whose values are in the
+message. There is a gradient if one of them has one.
 
 After a caught error, a worker may exchange other tensors than its peers, or those of another step.
 No later message would find its counterpart, so the first worker that notices it sends the outcome
@@ -14,16 +15,17 @@ from __future__ import annotations
 
 import zlib
 from types import MappingProxyType
-from typing import Collection, Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Collection, Iterable, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
-from .. import weight_samples
 from ..plan import Slice
-from ..weight_samples import ADVICE
+from . import weight_samples
 from .collectives import WireSize
 
-_STAMP_BYTES = 28
+VERSION = 2
+_HEAD_BYTES = 32
+_FIRST, _TENSORS = 0, 4  # columns of a header's words: the first is the version and contributors
 _PROBLEMS = {
     1: "worker {} is in another step than other workers",
     2: "worker {} has applied other averages than other workers",
@@ -37,33 +39,17 @@ _UNUSED = (
     "CompressionState"
 )
 _OUT_OF_STEP, _OTHER_TENSORS, _OTHER_WEIGHTS = 1, 4, 5
-_TENSORS = 3  # the column of `Stamp.tensors`
 _BROKEN = 2**32 - 1  # as `tensors`: the stamp is an outcome
 
 
 class Stamp(NamedTuple):
-    """Numbers below 2^32 that must be the same on all workers in a step.
+    """Numbers below 2^32 that must be the same on all workers in a step."""
 
-    Parameters
-    ----------
-    step : int
-        The number of the step, from 1. 0: this worker has no gradients, and its stamp is not
-        compared.
-    undone : int
-        A checksum of the exchanges that were taken back so far.
-    rates : int
-        A checksum of the optimizer's learning rates.
-    tensors : int
-        A checksum of the number of the job and of its slices. It is always compared.
-    sample, weight, largest : int
-        A `WeightSample`; the bits of its floats. They may differ by rounding.
-    """
-
-    step: int = 0
-    undone: int = 0
-    rates: int = 0
-    tensors: int = 0
-    sample: int = 0
+    step: int = 0  # from 1; 0: this worker has no gradients, and its stamp is not compared
+    undone: int = 0  # a checksum of the exchanges that were taken back so far
+    rates: int = 0  # a checksum of the optimizer's learning rates
+    tensors: int = 0  # a checksum of the job's number and of its slices; always compared
+    sample: int = 0  # a `WeightSample`, and the bits of its floats, which may differ by rounding
     weight: int = 0
     largest: int = 0
 
@@ -74,12 +60,7 @@ number of the parameter whose weights differ, or 0."""
 
 
 class OutOfStepError(RuntimeError):
-    """The workers exchange different tensors, or those of different steps.
-
-    Parameters
-    ----------
-    outcome : Stamp
-    """
+    """The workers exchange different tensors, or those of different steps."""
 
     def __init__(self, outcome: Stamp) -> None:
         super().__init__(problem(outcome))
@@ -108,41 +89,33 @@ def checksum_of_job(number: int, identity: int) -> int:
 
 def wire_size(chunks: int) -> WireSize:
     """Return the size of a header for this number of chunks."""
-    return WireSize(_STAMP_BYTES + chunks)
+    return WireSize(_HEAD_BYTES + chunks)
 
 
-def write(room: np.ndarray, stamp: Stamp, present: Sequence[bool]) -> None:
-    """Write a header to its room: uint8, shape (bytes,)."""
-    room[:_STAMP_BYTES].view(np.uint32)[:] = stamp
-    room[_STAMP_BYTES:] = present
+def write(
+    room: np.ndarray, stamp: Stamp, present: Union[bool, Sequence[bool]], contributors: int = 1
+) -> None:
+    """Write a header to its room: uint8, shape (bytes,). `present`: for all chunks or for each."""
+    room[:_HEAD_BYTES].view(np.uint32)[:] = (VERSION << 16 | contributors, *stamp)
+    room[_HEAD_BYTES:] = present
 
 
-def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, np.ndarray]:
-    """Compare the headers of several workers.
+def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, np.ndarray, int]:
+    """Compare the headers of the workers with these ranks: uint8, shape (workers, bytes).
 
-    Parameters
-    ----------
-    rows : array of uint8, shape (workers, bytes)
-        The headers.
-    ranks : sequence of int
-        The ranks of these workers.
-
-    Returns
-    -------
-    Stamp
-        The outcome.
-    array of bool, shape (chunks,)
-        Whether any worker has a gradient.
+    Return the outcome, for each chunk whether there is a gradient, and the number of contributors.
     """
-    outcome = compared(rows[:, :_STAMP_BYTES].view(np.uint32), ranks)
-    return outcome, rows[:, _STAMP_BYTES:].any(axis=0)
+    words = rows[:, :_HEAD_BYTES].view(np.uint32)
+    contributors = int((words[:, _FIRST] & 0xFFFF).sum())
+    return compared(words[:, 1:], ranks), rows[:, _HEAD_BYTES:].any(axis=0), contributors
 
 
 def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
     """Compare the stamps, shape (workers, 7), of the workers with these ranks."""
-    if (stamps == stamps[0]).all() and stamps[0, _TENSORS] != _BROKEN:
+    tensors = stamps[:, _TENSORS - 1]
+    if (stamps == stamps[0]).all() and tensors[0] != _BROKEN:
         return SAME  # in nearly all steps
-    (broken,) = np.nonzero(stamps[:, _TENSORS] == _BROKEN)
+    (broken,) = np.nonzero(tensors == _BROKEN)
     if broken.size:
         return Stamp(*stamps[broken[0], :2].tolist())
     (with_gradients,) = np.nonzero(stamps[:, 0])
@@ -152,7 +125,7 @@ def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
         (others,) = np.nonzero(column != column[:1])
         if others.size:
             return Stamp(kind, ranks[workers[others[0]]])
-    return _compared_weights(stamps[with_gradients, _TENSORS + 1 :], np.take(ranks, with_gradients))
+    return _compared_weights(stamps[with_gradients, _TENSORS:], np.take(ranks, with_gradients))
 
 
 def _compared_weights(samples: np.ndarray, ranks: np.ndarray) -> Stamp:
@@ -167,15 +140,17 @@ def _compared_weights(samples: np.ndarray, ranks: np.ndarray) -> Stamp:
     return SAME
 
 
-def read_answer(room: np.ndarray) -> Tuple[Stamp, np.ndarray]:
-    """Return the outcome in an owner's answer, and which chunks have a gradient; see `read`."""
-    outcome = room[:_STAMP_BYTES].view(np.uint32)[:3].tolist()
-    return Stamp(*outcome), room[_STAMP_BYTES:] != 0
+def read_answer(room: np.ndarray) -> Tuple[Stamp, np.ndarray, int]:
+    """Return an owner's outcome, for each chunk whether there is a gradient, and contributors."""
+    contributors, *outcome = room[:_HEAD_BYTES].view(np.uint32)[:_TENSORS].tolist()
+    return Stamp(*outcome), room[_HEAD_BYTES:] != 0, contributors & 0xFFFF
 
 
 def broken(outcome: Stamp) -> np.ndarray:
     """Return the header of a worker that has noticed this outcome, without chunks: uint8."""
-    return np.array(outcome._replace(tensors=_BROKEN), np.uint32).view(np.uint8)
+    room = np.zeros(_HEAD_BYTES, np.uint8)
+    write(room, outcome._replace(tensors=_BROKEN), (), 0)
+    return room
 
 
 def require_in_step(outcome: Stamp) -> None:
@@ -196,5 +171,5 @@ def problem(
     """
     kind, rank, number, *_ = outcome
     name = names.get(number)
-    advice = _UNUSED if name in unused else ADVICE
+    advice = _UNUSED if name in unused else weight_samples.ADVICE
     return "" if outcome == SAME else _PROBLEMS[kind].format(rank, name, advice)

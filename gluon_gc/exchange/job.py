@@ -1,110 +1,84 @@
-"""Job: tensors that are being exchanged."""
+"""Request, Job and Result: tensors that are being exchanged."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, List, Mapping, Optional, Set
-
-import torch
-from torch.futures import Future
+from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optional, Set
 
 from .. import kernels
-from ..plan import Slice
 from . import header
+from .arrays import Values
 from .coder import Coder
 from .header import SAME, Stamp
-from .staging import Staged
-
-Done = Callable[[Any, Optional[BaseException]], None]
 
 
-@dataclass
-class Job:
-    """Tensors whose values are replaced by their sums over workers.
+@dataclass(frozen=True)
+class Request:
+    """Tensors whose values are to be replaced by their averages or sums over workers."""
 
-    Parameters
-    ----------
-    staged : Staged
-    scale : float
-        The factor by which this worker's values are multiplied.
-    ratios : mapping of str to float
-        For each tensor, the previous learning rate divided by the current one. A missing ratio is
-        1.
-    done : callable, optional
-        Called on another thread at the end, with the job, and with an error or None.
-    absent : collection of str
-        The tensors without a gradient on this worker. Their values are zeros.
-    stamp : Stamp
-        Must be the same on all workers.
-    continues : collection of str, optional
-        The tensors whose last exchange this one continues, see `Coder.turn`. None: this exchange
-        cannot be taken back.
-
-    Attributes
-    ----------
-    number : int
-        The number of jobs that the exchange has started before this one.
-    nonfinite : list of str
-        The tensors whose sum has a NaN or an infinity.
-    outcome : Stamp
-        The result of comparing the stamps of all workers.
-    unused : set of str
-        The tensors without a gradient on any worker. Their residuals and momentum are unchanged.
-    transfers : int
-        The number of transfers under way.
-    """
-
-    staged: Staged
-    scale: float
-    ratios: Mapping[str, float]
-    done: Optional[Done] = None
-    absent: Collection[str] = ()
-    stamp: Stamp = SAME
+    values: Values
+    average: bool = True
+    divisor: float = 1.0  # this worker's values are divided by it first
+    ratios: Mapping[str, float] = field(default_factory=dict)  # previous learning rate / current
+    absent: Collection[str] = ()  # tensors without a gradient here; their values are zeros
+    stamp: Stamp = SAME  # must be the same on all workers
     continues: Optional[Collection[str]] = None
-    number: int = 0
-    nonfinite: List[str] = field(default_factory=list)
-    outcome: Stamp = SAME
-    unused: Set[str] = field(default_factory=set)
-    transfers: int = 0
+    """The tensors whose last exchange this one continues, see `Coder.turn`. None: this exchange
+    cannot be taken back."""
+    output: Optional[Values] = None  # where the sums are written; None: they replace the values
 
-    def __post_init__(self) -> None:
-        self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self.staged.values.items()}
+    @property
+    def sums(self) -> Values:
+        """Where the sums are written."""
+        return self.values if self.output is None else self.output
+
+
+class Result(NamedTuple):
+    """What an exchange found in the tensors of a request."""
+
+    nonfinite: Collection[str]  # the tensors whose sum has a NaN or an infinity
+    unused: Collection[str]  # the tensors without a gradient on any worker; nothing has changed
+
+
+Done = Callable[[Optional[Result], Optional[BaseException]], None]
+"""Called on another thread at the end of an exchange, with the result or with an error."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request on its way. The exchange has started `number` jobs before."""
+
+    request: Request
+    number: int
+    scale: float  # of this worker's values
+    contributors: int = 1  # the number of workers whose sum they are
 
     def state_for(self, coder: Coder, tensor: str) -> kernels.StateOfCall:
         """Return where a coder reads and writes its state when it compresses part of a tensor."""
-        if self.continues is None:
-            return coder.in_place()
-        return coder.turn(tensor in self.continues)
+        continues = self.request.continues
+        return coder.in_place() if continues is None else coder.turn(tensor in continues)
 
     def stamp_of(self, identity: int) -> Stamp:
         """Return the stamp for a transfer with this `header.identity`."""
-        return self.stamp._replace(tensors=header.checksum_of_job(self.number, identity))
-
-    def of(self, piece: Slice) -> torch.Tensor:
-        """Return the values of a slice."""
-        return self.staged.values[piece.tensor][piece.begin : piece.end]
-
-    def address(self, piece: Slice) -> int:
-        """Return the memory address of the values of a slice."""
-        begin, itemsize = self._begins[piece.tensor]
-        return begin + piece.begin * itemsize
+        tensors = header.checksum_of_job(self.number, identity)
+        return self.request.stamp._replace(tensors=tensors)
 
 
-def future_on(device: torch.device) -> Future[Any]:
-    """Return a future whose result is on this device."""
-    return Future(devices=[device] if device.type == "cuda" else [])
+@dataclass
+class Task:
+    """The part of a job that one transfer carries.
 
-
-def resolving(future: Future[Any], result: Callable[[Any], Any]) -> Done:
-    """Return a `done` for a job that sets the result of a future.
-
-    `result` computes it from the job. If `result` raises, `done` is called again with the error.
+    It passes from stage to stage. Only the thread of its stage uses it.
     """
 
-    def done(job: Job, error: Optional[BaseException]) -> None:
-        if error is None:
-            future.set_result(result(job))
-        else:
-            future.set_exception(error)
+    transfer: Any
+    job: Job
+    outcome: Stamp = SAME  # of the comparison of all workers' stamps
+    nonfinite: List[str] = field(default_factory=list)
+    unused: Set[str] = field(default_factory=set)
+    under_way: Any = None  # what a stage leaves for the next one
 
-    return done
+    def note(self, outcome: Stamp) -> None:
+        """Keep an outcome that shows a difference between workers."""
+        if outcome != SAME:
+            self.outcome = outcome

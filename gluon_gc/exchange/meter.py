@@ -5,28 +5,15 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
-
-import torch
+from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 from .. import stats
-
-if TYPE_CHECKING:
-    from .exchange import Exchange
-    from .exchanged_chunk import ExchangedChunk
+from .chunk import ExchangedChunk
 
 
 @dataclass
 class Meter:
-    """The bytes and seconds of this worker in one transfer.
-
-    Parameters
-    ----------
-    steps : int
-    pushed_bytes, pulled_bytes : int
-        The bytes that this worker has sent and received.
-    compress_seconds, wait_seconds, decompress_seconds : float
-    """
+    """The bytes and seconds of this worker in one transfer."""
 
     steps: int = 0
     pushed_bytes: int = 0
@@ -52,16 +39,13 @@ class Meter:
 
 
 def of_step(
-    exchanges: Iterable[Exchange],
-    tensors: Mapping[str, torch.Tensor],
-    reset: bool,
-    steps: int = 0,
+    transfers: Iterable[Any], sizes: Mapping[str, stats.Size], reset: bool, steps: int = 0
 ) -> Dict[str, Any]:
-    """Return the average statistics of a step, for each of these tensors and in total.
+    """Return the average statistics of a step, for each tensor in `sizes` and in total.
 
     `steps`: the number of steps; 0: each transfer took part in all steps.
     """
-    transfers = [transfer for exchange in exchanges for transfer in exchange.transfers]
+    transfers = list(transfers)
     measured = stats.by_tensor(
         (transfer.meter.of_step(steps), transfer.shares())
         for transfer in transfers
@@ -70,10 +54,6 @@ def of_step(
     if reset:
         for transfer in transfers:
             transfer.meter.reset()
-    sizes = {
-        name: stats.Size(tensor.numel() * tensor.itemsize, tensor.numel())
-        for name, tensor in tensors.items()
-    }
     return stats.report(sizes, measured)
 
 

@@ -13,18 +13,10 @@ _PATIENCE = 5  # seconds to wait for each thread at shutdown
 class Pipeline:
     """Calls each stage with each item, in the order of the `put` calls.
 
-    All workers put the same items in the same order. So each stage uses its process group in the
-    same order on all workers. After an error, no stage is called again.
-
-    Parameters
-    ----------
-    stages : sequence of callable
-    done : callable
-        Called with each item that has passed all stages.
-    failed : callable
-        Called with each item that has not, and with the error.
-    broken : callable
-        Called with the first error, when it is raised.
+    All workers put the same items in the same order. So each stage sends its messages in the same
+    order on all workers. `done` is called with each item that has passed all stages. After an
+    error, no stage is called again: `broken` is called with the first error when it is raised, and
+    `failed` with each item that has not passed all stages, and the error.
     """
 
     def __init__(
@@ -64,10 +56,7 @@ def _end(first: queue.SimpleQueue, threads: Sequence[threading.Thread]) -> None:
 
 
 class _Calls:
-    """The loops of a pipeline's threads, which do not refer to the pipeline.
-
-    The parameters are those of `Pipeline`.
-    """
+    """The loops of a pipeline's threads, which do not refer to the pipeline."""
 
     def __init__(
         self,

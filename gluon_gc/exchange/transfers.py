@@ -1,109 +1,82 @@
-"""Transfers: groups the chunks of tensors into transfers."""
+"""Transfers: groups the chunks of tensors into transfers, and keeps these for the next steps."""
 
 from __future__ import annotations
 
 import itertools
-import zlib
 from contextlib import suppress
-from typing import Callable, Collection, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
-from . import groups, header
+from . import header
 from .allreduce import Allreduce, sums_in_place
-from .exchanged_chunk import OVER_NCCL, ExchangedChunk
-from .gpu_transfer import GpuTransfer
-from .groups import Pair
+from .arrays import Arrays
+from .chunk import ExchangedChunk
+from .collectives import Collectives, ToAll, ToOwners
 from .header import OutOfStepError, Stamp
 from .machines import Machines, MachineTransfer
-from .sparse import SparseSum
-from .stages import Stages
-from .transfer import Transfer
+from .transfer import Link, Stages, Transfer
+from .transport import Members
 
 _TRANSFER_BYTES = 256 * 1024  # that a worker sends in one collective, approximately
 
+T = TypeVar("T")
+
 
 class Transfers:
-    """Creates the transfers of tensors, and keeps them for the next steps.
+    """Creates the transfers of an exchange, and keeps them for the next steps."""
 
-    Parameters
-    ----------
-    pair : pair of ProcessGroup
-    ranks : sequence of int
-        The workers of these groups.
-    machines : Machines, optional
-        The machines that sum their workers' values first.
-    chunks_of : callable
-        Returns the chunks of a tensor, given its name.
+    def __init__(self, members: Members, arrays: Arrays, machines: Optional[Machines]) -> None:
+        self._members, self._arrays, self._machines = members, arrays, machines
+        memory = arrays.memory
+        self._on_host = Collectives(partial(ToOwners, memory=memory), partial(ToAll, memory=memory))
+        self.out_of_step = False  # whether a worker exchanges other tensors than its peers
+        self._kept: Dict[Any, List[Stages]] = {}
 
-    Attributes
-    ----------
-    out_of_step : bool
-        Whether a worker exchanges other tensors than its peers. Nothing can be exchanged then.
-    nccl_groups : pair of ProcessGroup, optional
-        The same workers' groups of NCCL, if a chunk needs them.
-    """
+    def of(self, key: Any, make: Callable[[], Iterable[Stages]]) -> List[Stages]:
+        """Return the transfers with this key. They are made if they do not exist."""
+        if key not in self._kept:
+            self._kept[key] = list(make())
+        return self._kept[key]
 
-    def __init__(
-        self,
-        pair: Pair,
-        ranks: Sequence[int],
-        machines: Optional[Machines],
-        chunks_of: Callable[[str], List[ExchangedChunk]],
-    ) -> None:
-        self._groups, self._machines, self._chunks_of = pair, machines, chunks_of
-        self.nccl_groups: Optional[Pair] = None
-        self.out_of_step = False
-        self._tags = groups.Tags(ranks)
-        self._dense: Dict[Tuple[str, ...], List[Stages]] = {}
-        self._sparse: Dict[str, SparseSum] = {}
-
-    def of(self, names: Collection[str]) -> List[Stages]:
-        """Return the transfers of dense tensors that are exchanged in one job."""
-        key = tuple(names)
-        if key not in self._dense:
-            for old_key in [old_key for old_key in self._dense if not set(key).isdisjoint(old_key)]:
-                del self._dense[old_key]
-            self._dense[key] = list(self._made([c for name in key for c in self._chunks_of(name)]))
-        return self._dense[key]
-
-    def of_sparse(self, name: str) -> SparseSum:
-        """Return the transfer of a sparse tensor."""
-        if name not in self._sparse:
-            self._sparse[name] = SparseSum(
-                name, self._groups, self._tags.take(zlib.crc32(name.encode()))
-            )
-        return self._sparse[name]
+    def drop(self, keys: Iterable[Any]) -> None:
+        """Forget transfers. They are created again when needed."""
+        for key in keys:
+            self._kept.pop(key, None)
 
     def __iter__(self) -> Iterator[Stages]:
-        return itertools.chain(*self._dense.values(), self._sparse.values())
+        return itertools.chain.from_iterable(self._kept.values())
+
+    def link(self, identity: int, collectives: Optional[Collectives] = None) -> Link:
+        """Return what a new transfer needs, given a checksum of its content."""
+        tag = self._members.new_tag(identity)
+        return Link(self._members, self._arrays, collectives or self._on_host, tag)
+
+    def made(self, chunks: Sequence[ExchangedChunk]) -> Iterator[Stages]:
+        """Yield new transfers for chunks; the ones with the most stages come first."""
+        in_place, others = [], []
+        for chunk in chunks:
+            (in_place if sums_in_place(chunk, self._arrays) else others).append(chunk)
+        for batch in _batches([chunk for chunk in others if chunk.local is not None]):
+            yield MachineTransfer(batch, self._machines, self._link_of(batch))
+        for batch in _batches([chunk for chunk in others if chunk.on_gpu]):
+            device = batch[0].device
+            yield Transfer(batch, self._link_of(batch, self._arrays.device_collectives(device)))
+        for batch in _batches([c for c in others if c.local is None and not c.on_gpu]):
+            yield Transfer(batch, self._link_of(batch))
+        for _, tensor_chunks in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
+            batch = list(tensor_chunks)
+            yield Allreduce(batch, self._link_of(batch))
+
+    def _link_of(
+        self, chunks: Sequence[ExchangedChunk], collectives: Optional[Collectives] = None
+    ) -> Link:
+        return self.link(header.identity(chunk.piece for chunk in chunks), collectives)
 
     def broken(self, error: BaseException) -> None:
         """Tell the other workers, if they would wait for messages that never come."""
         if isinstance(error, OutOfStepError):
             self.out_of_step = True
             abandon(list(self), error.outcome)
-
-    def clear(self) -> None:
-        """Forget the transfers of dense tensors. They are created again when needed."""
-        self._dense.clear()
-
-    def _made(self, chunks: Sequence[ExchangedChunk]) -> Iterator[Stages]:
-        """Yield new transfers for chunks; the ones with the most stages come first."""
-        in_place = [chunk for chunk in chunks if sums_in_place(chunk)]
-        others = [chunk for chunk in chunks if not sums_in_place(chunk)]
-        for batch in _batches([chunk for chunk in others if chunk.local is not None]):
-            yield MachineTransfer(batch, self._machines, self._tag(batch))
-        over_nccl = [chunk for chunk in others if chunk.kind == OVER_NCCL]
-        for batch in _batches(over_nccl):
-            yield GpuTransfer(batch, self._groups, self.nccl_groups, self._tag(batch))
-        by_host = [c for c in others if c.local is None and c.kind != OVER_NCCL]
-        for batch in _batches(by_host):
-            yield Transfer(batch, self._groups, self._tag(batch))
-        for _, tensor_chunks in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
-            batch = list(tensor_chunks)
-            yield Allreduce(batch, self._groups[0], self._tag(batch))
-
-    def _tag(self, chunks: Sequence[ExchangedChunk]) -> int:
-        return self._tags.take(header.identity(chunk.piece for chunk in chunks))
 
 
 def abandon(transfers: Iterable[Stages], outcome: Stamp) -> None:
@@ -114,13 +87,17 @@ def abandon(transfers: Iterable[Stages], outcome: Stamp) -> None:
 
 
 def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
-    """Group neighbouring chunks into batches of about _TRANSFER_BYTES."""
-    batches: List[List[ExchangedChunk]] = []
-    total = _TRANSFER_BYTES
-    for chunk in chunks:
-        if total >= _TRANSFER_BYTES:
-            batches.append([])
+    return batches(chunks, lambda chunk: chunk.plan.message_bytes, _TRANSFER_BYTES)
+
+
+def batches(items: Sequence[T], num_bytes: Callable[[T], int], enough: int) -> List[List[T]]:
+    """Group neighbouring items into batches; each but the last has at least `enough` bytes."""
+    grouped: List[List[T]] = []
+    total = enough
+    for item in items:
+        if total >= enough:
+            grouped.append([])
             total = 0
-        batches[-1].append(chunk)
-        total += chunk.plan.message_bytes
-    return batches
+        grouped[-1].append(item)
+        total += num_bytes(item)
+    return grouped

@@ -1,16 +1,15 @@
-"""The interface between gluon_gc and an engine that sends bytes between workers, such as Gloo.
+"""The interfaces between the exchange and an engine that sends bytes between workers.
 
-An engine is a backend of torch.distributed with point-to-point messages; `gloo.py` is one.
-Collectives on small data are torch.distributed's own, in the process groups that the engine makes.
+An engine, such as Gloo, is a `Transport`: it makes groups of workers, and sends bytes in them. A
+front end gives the exchange its `Members`: the workers, in two such groups.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Mapping, Optional, Protocol, Sequence
+from typing import Any, List, Mapping, Optional, Protocol, Sequence
 
 import numpy as np
-import torch.distributed as dist
 
 
 class Messages(Protocol):
@@ -55,12 +54,10 @@ class Transport(Protocol):
     tags: int
 
     def prepare(self) -> None:
-        """Set the engine's environment variables, before any process group is made."""
+        """Set the engine's environment variables, before any group is made."""
 
-    def new_group(
-        self, ranks: Sequence[int], timeout: Optional[timedelta], everybody: bool
-    ) -> dist.ProcessGroup:
-        """Create a process group.
+    def new_group(self, ranks: Sequence[int], timeout: Optional[timedelta], everybody: bool) -> Any:
+        """Create a group of workers. For PyTorch it is a ProcessGroup.
 
         Parameters
         ----------
@@ -72,14 +69,12 @@ class Transport(Protocol):
             Whether all workers of the job call this, not only the members.
         """
 
-    def messages(
-        self, group: dist.ProcessGroup, tag: int, rooms: Mapping[int, np.ndarray]
-    ) -> Messages:
+    def messages(self, group: Any, tag: int, rooms: Mapping[int, np.ndarray]) -> Messages:
         """Create the messages of a group.
 
         Parameters
         ----------
-        group : ProcessGroup
+        group
             A group that this engine has made.
         tag : int
             The same on all members. No other messages of the group may have it.
@@ -87,3 +82,45 @@ class Transport(Protocol):
             The receive buffer for each member that sends to this one, by its rank in the group. A
             message may be shorter than its buffer.
         """
+
+
+class Work(Protocol):
+    """A collective that was started."""
+
+    def wait(self) -> Any:
+        """Wait for its end. Raises RuntimeError if it has failed."""
+
+
+class Members(Protocol):
+    """The workers of an exchange, and the connections between them.
+
+    All of them make the same calls in the same order.
+
+    Attributes
+    ----------
+    rank : int
+        This worker's rank among the members.
+    ranks : sequence of int
+        The ranks of the members among all workers of the job, for error messages.
+    """
+
+    rank: int
+    ranks: Sequence[int]
+
+    def messages(self, phase: int, tag: int, rooms: Mapping[int, np.ndarray]) -> Messages:
+        """See `Transport.messages`. Messages of phase 0 do not wait for those of phase 1."""
+
+    def new_tag(self, identity: int) -> int:
+        """Return an unused tag, which is the same on all members for the same identity."""
+
+    def all_reduce(self, values: Any) -> Work:
+        """Start to replace an array of the front end by its sum over the members."""
+
+    def gather(self, mine: Any, doing: str) -> List[Any]:
+        """Return the objects of all members, by rank.
+
+        `doing` is their common action, for the warning about a member that does not come.
+        """
+
+    def close(self, keep: Optional[Any] = None) -> None:
+        """Release the connections. Peers may still send to the buffers in `keep`."""

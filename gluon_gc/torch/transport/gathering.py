@@ -10,10 +10,10 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from .. import agreement
-from ..agreement import Facts
+from ... import agreement
+from ...agreement import Facts
+from ..watchdog import waiting
 from . import groups
-from .watchdog import waiting
 
 _GRACE = 2.0  # seconds in which the other workers that came get their errors
 
@@ -24,17 +24,10 @@ Gather = Callable[[Any, str], List[Any]]
 
 
 def gather(mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None) -> List[Any]:
-    """Return the objects of all workers of a group, by rank.
+    """Return the picklable objects of all workers of a group, by rank.
 
-    Parameters
-    ----------
-    mine : object
-        It must be picklable.
-    doing : str
-        The common action of the workers, such as "call resume". A warning contains it if a worker
-        does not come.
-    group : ProcessGroup, optional
-        Default: all workers.
+    `doing` is the common action of the workers, such as "call resume". A warning contains it if a
+    worker does not come. The default group is that of all workers.
     """
     gathered: List[Any] = [None] * dist.get_world_size(group)
     with _naming_missing(doing, group):

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .. import env
-from .watchdog import waiting
+from ... import env
+from ..watchdog import waiting
 
 
 class Gloo:
@@ -41,10 +41,7 @@ class Gloo:
 
 
 class GlooMessages:
-    """Messages in a Gloo group; see `transport.Messages`.
-
-    The parameters are those of `Transport.messages`.
-    """
+    """Messages in a Gloo group; see `transport.Messages`."""
 
     def __init__(self, group: dist.ProcessGroup, tag: int, rooms: Mapping[int, np.ndarray]) -> None:
         self._group, self._tag = group, tag

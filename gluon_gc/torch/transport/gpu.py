@@ -10,9 +10,11 @@ import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Optional
 
+import numpy as np
 import torch
 
-from ..compression.base import Compressor
+from ... import kernels
+from ...compression.base import Compressor
 
 CPU = torch.device("cpu")
 
@@ -58,17 +60,8 @@ def wait(device: torch.device) -> None:
 def queue(device: torch.device, after: Any = None) -> Iterator[Optional[int]]:
     """Run the GPU work of this context in the thread's own stream, and wait for it at the end.
 
-    Parameters
-    ----------
-    device : torch.device
-        For the CPU, the context has no effect.
-    after : optional
-        The result of `mark`: the stream waits for this event first.
-
-    Yields
-    ------
-    int or None
-        The stream in the form of the library: a cudaStream_t.
+    The stream first waits for `after`, the result of `mark`. The context yields the stream in the
+    form of the library, a cudaStream_t. For the CPU, it has no effect and yields None.
     """
     if device.type != "cuda":
         yield None
@@ -120,3 +113,14 @@ def copy_scaled(source: torch.Tensor, scale: float, target: torch.Tensor) -> Non
 def host_memory(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Allocate zeros in host memory, pinned if CUDA is in use, for fast copies."""
     return torch.zeros(size, dtype=dtype, device="cpu", pin_memory=torch.cuda.is_initialized())
+
+
+def memory(size: int) -> np.ndarray:
+    """Allocate `host_memory` for messages: uint8, shape (size,)."""
+    return host_memory(size, torch.uint8).numpy()
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Return whether values in host memory have no NaN and no infinity."""
+    values = values.float() if values.dtype == torch.bfloat16 else values
+    return kernels.values_finite(values.numpy())

@@ -1,61 +1,85 @@
-"""Library calls that compress or decompress all chunks of a `Coding` at once, on the CPU or a GPU.
-
-Each class has two methods. `compress` writes the payloads of a job's values to the buffers.
-`decompress` writes the sums to the job's values, and returns for each chunk whether its sum is
-finite. The attribute `delivered` lists the chunks whose sum this worker gets.
-"""
+"""`exchange.arrays.Calls` for values on a GPU."""
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
-from typing import TYPE_CHECKING, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from .. import kernels
-from ..kernels.library import TICKET_BYTES
+from ... import kernels
+from ...compression import CompressionParams
+from ...compression import stream as streams
+from ...exchange.arrays import Positions, Ratios, States
+from ...exchange.chunk import ExchangedChunk
+from ...exchange.coder import Coder
+from ...exchange.coding import Buffers, HostCalls, batch_of_answers, finite
+from ...exchange.job import Job
+from ...kernels.library import TICKET_BYTES
 from . import gpu
-from .coder import GpuCoder
-from .exchanged_chunk import OVER_NCCL, ExchangedChunk
-from .job import Job
-
-if TYPE_CHECKING:
-    from .coding import Buffers
-
-Positions = Optional[Sequence[kernels.Position]]
-Ratios = Optional[Sequence[float]]
-States = Sequence[kernels.StateOfCall]
 
 
-class OnHost:
-    """Calls on the CPU, for values in host memory.
+class GpuCoder(Coder):
+    """A coder that compresses on a GPU. The residual and momentum are in GPU memory.
 
-    Parameters
-    ----------
-    chunks : sequence of ExchangedChunk
-    buffers : Buffers
+    `gpu_codec` is the codec for this GPU, `codec` the same codec for the CPU.
     """
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        self._outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
-        self._compress = kernels.Batch(
-            "compress",
-            [chunk.coder.codec for chunk in self._outgoing],
-            payload=[buffers.sent[chunk] for chunk in self._outgoing],
-        )
-        self._decompress = _batch_of_answers("decompress", self.delivered, buffers)
+    def __init__(
+        self,
+        device: torch.device,
+        params: CompressionParams,
+        n: int,
+        dtype: str,
+        start: Optional[streams.State],
+    ) -> None:
+        self.device = device
+        super().__init__(params, n, dtype, start)
 
-    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
-        addresses = [job.address(chunk.piece) for chunk in self._outgoing]
-        self._compress(addresses, positions, job.scale, ratios, states)
+    def set_epoch(self, epoch: Optional[int]) -> None:
+        super().set_epoch(epoch)
+        self.gpu_codec = self._params.codec(self._n, self._dtype, epoch, "cuda")
 
-    def decompress(self, job: Job, positions: Positions) -> List[bool]:
-        self._decompress([job.address(chunk.piece) for chunk in self.delivered], positions)
-        return _finite(self._decompress)
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        super()._set_options(options)
+        self.gpu_codec.set_options(options)
+
+    def _add_copy(self) -> int:
+        state = self.codec.state()
+        with gpu.queue(self.device):
+            tensors = [
+                None if array is None else torch.from_numpy(array).to(self.device, copy=True)
+                for array in (state.momentum, *state.memory)
+            ]
+        self._copies.append(tensors)
+        return self._refer_to(_addresses(tensors))
+
+    def _in_host_memory(self, number: int) -> kernels.State:
+        with gpu.queue(self.device):
+            arrays = [None if t is None else t.cpu().numpy().copy() for t in self._copies[number]]
+        return kernels.State(arrays[0], tuple(arrays[1:]))
+
+    def _write(self, state: kernels.State) -> None:
+        with gpu.queue(self.device):
+            for tensor, array in zip(self._copies[self._now], (state.momentum, *state.memory)):
+                if tensor is not None:
+                    gpu.copy(torch.from_numpy(array), tensor)
+
+    def use_memory(self, memory: torch.Tensor) -> None:
+        self._has_foreign_memory = True
+        ((momentum, _),) = self._copies
+        self._copies = [[momentum, memory]]
+        self._references = [kernels.StateReference(_addresses(self._copies[0]))]
 
 
-class ByHost(OnHost):
+def _addresses(tensors: Sequence[Optional[torch.Tensor]]) -> kernels.StateAddresses:
+    momentum, *memory = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    return kernels.StateAddresses(momentum, (ctypes.c_void_p * 2)(*memory))
+
+
+class ByHost(HostCalls):
     """Calls on the CPU, for values on a GPU, which are copied to host memory and back."""
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
@@ -66,56 +90,66 @@ class ByHost(OnHost):
         }
 
     def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
-        copies = [self._copies[chunk] for chunk in self._outgoing]
-        with job.staged.queue():
-            for chunk, copy in zip(self._outgoing, copies):
-                gpu.copy(job.of(chunk.piece), copy)
-        self._compress([copy.data_ptr() for copy in copies], positions, job.scale, ratios, states)
+        copies, values = [self._copies[chunk] for chunk in self.outgoing], job.request.values
+        with values.queue():
+            for chunk, copy in zip(self.outgoing, copies):
+                gpu.copy(values.of(chunk.piece), copy)
+        addresses = [copy.data_ptr() for copy in copies]
+        self.compress_at(addresses, job.scale, states, positions, ratios)
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
-        copies = [self._copies[chunk] for chunk in self.delivered]
-        self._decompress([copy.data_ptr() for copy in copies], positions)
-        with job.staged.queue():
+        copies, sums = [self._copies[chunk] for chunk in self.delivered], job.request.sums
+        are_finite = self.decompress_to([copy.data_ptr() for copy in copies], positions)
+        with sums.queue():
             for chunk, copy in zip(self.delivered, copies):
-                gpu.copy(copy, job.of(chunk.piece))
-        return _finite(self._decompress)
+                gpu.copy(copy, sums.of(chunk.piece))
+        return are_finite
 
 
 class BetweenGpus:
-    """Calls on the GPU that has the values and the payloads. Received payloads are not checked.
-
-    Parameters
-    ----------
-    chunks : sequence of ExchangedChunk
-    buffers : Buffers
-        In GPU memory.
-    """
+    """Calls on the GPU that has the values and all payloads. Received payloads are not checked."""
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        self._device, aggregated = chunks[0].device, buffers.aggregated(chunks)
+        self._prepare(chunks, buffers)
+        with gpu.queue(self._device):
+            self._aggregate = GpuBatch("aggregate", [c.aggregator for c in aggregated])
+            self._aggregate.read([buffers.received[chunk] for chunk in aggregated])
+            self._aggregate.write([buffers.answer[chunk] for chunk in aggregated])
+
+    def _prepare(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        """Prepare to compress and decompress; the buffers are in GPU memory."""
         self._outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
-        device = chunks[0].device
-        with gpu.queue(device):
-            self._compress = GpuBatch("compress", [c.coder for c in self._outgoing], device)
+        with gpu.queue(self._device):
+            self._compress = GpuBatch("compress", [c.coder for c in self._outgoing])
             self._compress.write([buffers.sent[c] for c in self._outgoing])
-            self._decompress = GpuBatch("decompress", [c.coder for c in self.delivered], device)
+            self._decompress = GpuBatch("decompress", [c.coder for c in self.delivered])
             self._decompress.read([buffers.answers[c] for c in self.delivered])
 
     def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
-        addresses = [job.address(chunk.piece) for chunk in self._outgoing]
-        with job.staged.queue() as stream:
+        values = job.request.values
+        addresses = [values.address(chunk.piece) for chunk in self._outgoing]
+        with values.queue() as stream:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios, states)
             self._sent()
 
+    def aggregate(self, states: States, positions: Positions) -> None:
+        with gpu.queue(self._device) as stream:
+            self._aggregate.queue(stream)
+            self._aggregate(positions=positions, states=states)
+
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
         self._decode(job, positions)
-        with job.staged.queue():
-            finite = [job.of(chunk.piece).isfinite().all() for chunk in self.delivered]
-            return torch.stack(finite).tolist() if finite else []
+        sums = job.request.sums
+        with sums.queue():
+            are_finite = [sums.of(chunk.piece).isfinite().all() for chunk in self.delivered]
+            return torch.stack(are_finite).tolist() if are_finite else []
 
     def _decode(self, job: Job, positions: Positions) -> None:
-        addresses = [job.address(chunk.piece) for chunk in self.delivered]
-        with job.staged.queue() as stream:
+        sums = job.request.sums
+        addresses = [sums.address(chunk.piece) for chunk in self.delivered]
+        with sums.queue() as stream:
             self._received()
             self._decompress.queue(stream)
             self._decompress(addresses, positions)
@@ -130,23 +164,35 @@ class BetweenGpus:
 class OnGpu(BetweenGpus):
     """Calls on the GPU that has the values. Payloads are copied between GPU and host memory.
 
-    The CPU checks received payloads before they are copied to the GPU.
+    The CPU checks received payloads before they are copied to the GPU, and aggregates them.
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        device = chunks[0].device
-        with gpu.queue(device):
-            sent = {c: _like(buffers.sent[c], device) for c in buffers.outgoing(chunks)}
-            answers = {c: _like(buffers.answers[c], device) for c in buffers.delivered(chunks)}
-        super().__init__(chunks, replace(buffers, sent=sent, answers=answers))
+        self._device, aggregated = chunks[0].device, buffers.aggregated(chunks)
+        with gpu.queue(self._device):
+            sent = {c: self._like(buffers.sent[c]) for c in buffers.outgoing(chunks)}
+            answers = {c: self._like(buffers.answers[c]) for c in buffers.delivered(chunks)}
+        self._prepare(chunks, replace(buffers, sent=sent, answers=answers))
         self._copies_of_sent = _pairs(sent, buffers.sent)
         self._copies_of_answers = _pairs(answers, buffers.answers)
-        self._inspect = _batch_of_answers("inspect", self.delivered, buffers)
+        self._inspect = batch_of_answers("inspect", self.delivered, buffers)
+        self._aggregate = kernels.Batch(
+            "aggregate",
+            [chunk.aggregator.codec for chunk in aggregated],
+            payload=[buffers.answer[chunk] for chunk in aggregated],
+            payloads=[buffers.received[chunk] for chunk in aggregated],
+        )
+
+    def _like(self, array: np.ndarray) -> torch.Tensor:
+        return torch.empty(array.shape, dtype=torch.uint8, device=self._device)
+
+    def aggregate(self, states: States, positions: Positions) -> None:
+        self._aggregate(positions=positions, states=states)
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
         self._inspect(positions=positions)
         self._decode(job, positions)
-        return _finite(self._inspect)
+        return finite(self._inspect)
 
     def _sent(self) -> None:
         for payload, sent in self._copies_of_sent:
@@ -164,27 +210,21 @@ def _pairs(
 
 
 class GpuBatch(kernels.Batch):
-    """A batch of calls on a GPU. Each call has its own workspace and ticket in GPU memory.
+    """A batch of calls on a GPU. Each call has its own workspace and ticket in GPU memory."""
 
-    Parameters
-    ----------
-    function : str
-        "compress", "aggregate" or "decompress".
-    coders : sequence of GpuCoder
-    device : torch.device
-    """
-
-    def __init__(self, function: str, coders: Sequence[GpuCoder], device: torch.device) -> None:
+    def __init__(self, function: str, coders: Sequence[GpuCoder]) -> None:
         codecs = [coder.gpu_codec for coder in coders]
         self._workspaces = [  # PyTorch aligns them to at least 64 bytes
-            torch.empty(codec.workspace_bytes, dtype=torch.uint8, device=device) for codec in codecs
+            torch.empty(codec.workspace_bytes, dtype=torch.uint8, device=coder.device)
+            for codec, coder in zip(codecs, coders)
         ]
-        self._tickets = torch.zeros(len(codecs) * TICKET_BYTES, dtype=torch.uint8, device=device)
+        self._tickets = [
+            torch.zeros(TICKET_BYTES, dtype=torch.uint8, device=c.device) for c in coders
+        ]
         addresses = [workspace.data_ptr() for workspace in self._workspaces]
         super().__init__(function, codecs, workspaces=addresses)
-        for i, call in enumerate(self._calls):
-            call.ticket = self._tickets.data_ptr() + i * TICKET_BYTES
-            call.status = None
+        for call, ticket in zip(self._calls, self._tickets):
+            call.ticket, call.status = ticket.data_ptr(), None
 
     def write(self, payload: Sequence[torch.Tensor]) -> None:
         """Set the tensors in GPU memory that the calls write payloads to."""
@@ -204,27 +244,3 @@ class GpuBatch(kernels.Batch):
         """Set the CUDA stream of the calls."""
         for call in self._calls:
             call.stream = stream
-
-
-def calls_of(chunks: Sequence[ExchangedChunk]) -> Type[Union[OnHost, BetweenGpus]]:
-    """Return the class for the chunks of a `Coding`."""
-    if chunks[0].kind == OVER_NCCL:
-        return BetweenGpus
-    if gpu.in_host_memory(chunks[0].device):
-        return OnHost
-    return OnGpu if isinstance(chunks[0].coder, GpuCoder) else ByHost
-
-
-def _batch_of_answers(
-    function: str, delivered: Sequence[ExchangedChunk], buffers: Buffers
-) -> kernels.Batch:
-    codecs = [chunk.coder.codec for chunk in delivered]
-    return kernels.Batch(function, codecs, payloads=[buffers.answers[c] for c in delivered])
-
-
-def _finite(batch: kernels.Batch) -> List[bool]:
-    return [bool(status.finite) for status in batch.statuses]
-
-
-def _like(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.empty(array.shape, dtype=torch.uint8, device=device)

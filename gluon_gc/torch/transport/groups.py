@@ -14,9 +14,9 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch.distributed as dist
 from torch.distributed import constants
 
-from .. import env
+from ... import env
+from ...exchange.transport import Transport
 from .gloo import Gloo
-from .transport import Transport
 
 TRANSPORT: Transport = Gloo()
 """The engine that sends the bytes of all groups."""
@@ -146,13 +146,7 @@ def keep(buffers: Any) -> None:
 
 
 class Tags:
-    """Unused tags for messages between workers. All of these workers create it.
-
-    Parameters
-    ----------
-    ranks : sequence of int
-        The workers.
-    """
+    """Unused tags for messages between these workers. All of them create it."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._first = next(_uses[tuple(ranks)]) * _TAGS % TRANSPORT.tags

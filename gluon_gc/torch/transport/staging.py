@@ -1,11 +1,14 @@
-"""Staged: gradients in the form of the compressors: flat, real, float32 or float64."""
+"""Tensors in the form of the compressors: flat, real, float32 or float64."""
 
 from __future__ import annotations
 
-from typing import ContextManager, Dict, Mapping, Optional
+from typing import ContextManager, Mapping, Optional
 
 import torch
 
+from ...compression import CompressionParams
+from ...exchange.exchange import DeclaredTensor
+from ...plan import Slice, Tensor
 from . import gpu
 
 
@@ -43,37 +46,23 @@ def planned_dtype(dtype: torch.dtype) -> str:
     return "float16" if dtype == torch.bfloat16 else str(dtype).rpartition(".")[2]
 
 
-def wire_of(dtype: torch.dtype, fp16: bool) -> torch.dtype:
+def wire_of(dtype: torch.dtype, fp16: bool) -> str:
     """Return the dtype in which values of this dtype are sent uncompressed."""
     dtype = real_dtype(dtype)
     if not dtype.is_floating_point:
-        return torch.float64
-    return torch.float16 if fp16 and dtype.itemsize > 2 else dtype
+        return "float64"
+    return "float16" if fp16 and dtype.itemsize > 2 else str(dtype).rpartition(".")[2]
 
 
 class Staged:
-    """Tensors, and their values in the form of the compressors.
+    """Tensors as `exchange.arrays.Values`.
 
-    The values are in the order of the tensor's indices, whatever its memory format. So each
+    The values are flat, in the order of the tensor's indices, whatever its memory format. So each
     residual belongs to the same element on all workers. The values of a complex tensor are those of
-    `torch.view_as_real`.
+    `torch.view_as_real`. Where possible, values share memory with their tensors. Autograd does not
+    notice that these are read and written: their version counters do not change.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor
-        Dense tensors, all on one device. Autograd does not notice that they are read and written:
-        their version counters do not change.
-
-    Attributes
-    ----------
-    values : dict of str to Tensor of float32 or float64
-        Flat, on the same device. Where possible, they share memory with the tensors.
-    device : torch.device
-
-    Raises
-    ------
-    ValueError
-        The tensors are on several devices.
+    Raises ValueError if the tensors are on several devices.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -84,12 +73,23 @@ class Staged:
                 f"tensors that are averaged together must be on one device, got {where}"
             )
         self.device = next(iter(devices), gpu.CPU)
+        self.names = tensors.keys()
         self._tensors = {name: tensor.data for name, tensor in tensors.items()}
-        self.values: Dict[str, torch.Tensor] = {
+        self._values = {
             name: flat(tensor).to(working_dtype(real_dtype(tensor.dtype)))
             for name, tensor in self._tensors.items()
         }
+        self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self._values.items()}
         self._ready = gpu.mark(self.device)
+
+    def of(self, piece: Slice) -> torch.Tensor:
+        """Return the values of a slice."""
+        return self._values[piece.tensor][piece.begin : piece.end]
+
+    def address(self, piece: Slice) -> int:
+        """Return the memory address of the values of a slice."""
+        begin, itemsize = self._begins[piece.tensor]
+        return begin + piece.begin * itemsize
 
     def queue(self) -> ContextManager[Optional[int]]:
         """Return a `gpu.queue` on their device, after the work that computes them."""
@@ -99,7 +99,7 @@ class Staged:
         """Write scale * values to the tensors."""
         with self.queue():
             for name, tensor in self._tensors.items():
-                values = self.values[name]
+                values = self._values[name]
                 if scale != 1.0:
                     values *= scale
                 if values.data_ptr() != tensor.data_ptr():
@@ -118,3 +118,23 @@ def shaped(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if not like.is_complex():
         return values.view(like.shape)
     return torch.view_as_complex(values.view(*like.shape, 2))
+
+
+def declared(
+    name: str,
+    like: torch.Tensor,
+    params: CompressionParams,
+    index: int,
+    size: Optional[int] = None,
+    called: str = "",
+    on_nonfinite: str = "propagate",
+) -> DeclaredTensor:
+    """Return a declared tensor with the dtype and the device of another tensor.
+
+    `size` is its number of elements, where a complex element counts as two; by default that of
+    `like`. See `plan.Tensor` for the other arguments.
+    """
+    size = real_numel(like) if size is None else size
+    dtype = planned_dtype(like.dtype)
+    plan = Tensor(name, size, dtype, params, index, called, on_nonfinite)
+    return DeclaredTensor(plan, wire_of(like.dtype, params.fp16), like.device)
