@@ -5,7 +5,7 @@
 //
 // Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025: blocks of 4096, k = 64, 2-bit values.
 //
-// The payload and the rounding are described in blocktopk_format.h. Its length depends on n and the options only.
+// The payload and the rounding are described in format.h. Its length depends on n and the options only.
 //
 // Memory: the residual (n elements).
 //
@@ -13,9 +13,9 @@
 // chosen while it is in the cache. decompress writes 4 and reads the payload; with `add` it touches only the elements
 // that were sent.
 #include "core/codec.h"
-#include "core/compressors/blocktopk_config.h"
-#include "core/compressors/blocktopk_record.h"
-#include "core/compressors/blocktopk_select.h"
+#include "core/compressors/blocktopk/config.h"
+#include "core/compressors/blocktopk/record.h"
+#include "core/compressors/blocktopk/select.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 

@@ -1,7 +1,7 @@
 // The options of blocktopk, for the CPU and the GPU. For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/blocktopk_format.h"
+#include "core/compressors/blocktopk/format.h"
 #include "core/options.h"
 
 namespace gluon_gc {

@@ -1,8 +1,8 @@
-// Writes and reads the records of blocktopk (blocktopk_format.h). For kernel sources only (see isa.h).
+// Writes and reads the records of blocktopk (format.h). For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/bytes.h"
-#include "core/compressors/blocktopk_format.h"
+#include "core/compressors/blocktopk/format.h"
 #include "core/compressors/packed_eights.h"
 #include "core/sums.h"
 #include "core/vec_bytes.h"

@@ -1,8 +1,8 @@
 // The choice of blocktopk: the elements of a block with the largest magnitudes. For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/blocktopk_format.h"
-#include "core/compressors/topk_threshold.h"
+#include "core/compressors/blocktopk/format.h"
+#include "core/compressors/topk/threshold.h"
 #include "core/set_bits.h"
 #include "core/vec_gather.h"
 

@@ -22,13 +22,13 @@
 // 2^-17 of a step. An element that is 0 or `low` stays so.
 //
 // hadamard: x is rotated first, and D(payload) is rotated back: x' = H S x / n for a block of n elements, and
-// D = S H D', with the Walsh-Hadamard transform H (blockwise_hadamard.h) and random signs S. Then a large element does
+// D = S H D', with the Walsh-Hadamard transform H (hadamard.h) and random signs S. Then a large element does
 // not decide the step of its block alone. The signs are constants, the same for all blocks, workers and steps. So error
 // feedback works as without rotation.
 //
 // QSGD (Alistarh et al. 2017) has buckets with a scale each; THC (Li et al. 2024) and SDP4Bit (Jia et al. 2024) rotate.
 //
-// The payload is described in blockwise_format.h. Its length depends on n and the options only.
+// The payload is described in format.h. Its length depends on n and the options only.
 //
 // Memory: the residual (n elements).
 //
@@ -36,10 +36,10 @@
 // bits / 8. decompress writes 4 and reads bits / 8; with `add` it reads 4 more.
 #include "core/bytes.h"
 #include "core/codec.h"
-#include "core/compressors/blockwise_config.h"
-#include "core/compressors/blockwise_hadamard.h"
-#include "core/compressors/blockwise_pack.h"
-#include "core/compressors/blockwise_rounding.h"
+#include "core/compressors/blockwise/config.h"
+#include "core/compressors/blockwise/hadamard.h"
+#include "core/compressors/blockwise/pack.h"
+#include "core/compressors/blockwise/rounding.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 

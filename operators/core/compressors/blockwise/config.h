@@ -1,7 +1,7 @@
 // The options of blockwise, for the CPU and the GPU. For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/blockwise_format.h"
+#include "core/compressors/blockwise/format.h"
 #include "core/options.h"
 
 namespace gluon_gc {

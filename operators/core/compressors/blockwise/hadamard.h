@@ -1,7 +1,7 @@
 // The rotation of blockwise: random signs, then the Walsh-Hadamard transform. For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/blockwise_format.h"
+#include "core/compressors/blockwise/format.h"
 #include "core/vec_int.h"
 #include "core/vec_swap.h"
 

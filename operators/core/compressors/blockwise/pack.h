@@ -1,9 +1,9 @@
-// Packs the codes of blockwise (see blockwise_format.h), a part of a group at a time. For kernel sources only (see
+// Packs the codes of blockwise (see format.h), a part of a group at a time. For kernel sources only (see
 // isa.h).
 #pragma once
 
 #include "core/bytes.h"
-#include "core/compressors/blockwise_format.h"
+#include "core/compressors/blockwise/format.h"
 
 namespace gluon_gc {
 namespace {

@@ -2,7 +2,7 @@
 // isa.h).
 #pragma once
 
-#include "core/compressors/blockwise_format.h"
+#include "core/compressors/blockwise/format.h"
 #include "core/vec_bytes.h"
 #include "core/vec_swap.h"
 

@@ -16,8 +16,8 @@
 // payload: 21 bytes. Momentum adds 8 bytes with feedback, 12 without. Decoding reads 1 byte and writes 4.
 #include "core/bytes.h"
 #include "core/codec.h"
-#include "core/compressors/bytegrad_range.h"
-#include "core/compressors/bytegrad_steps.h"
+#include "core/compressors/bytegrad/range.h"
+#include "core/compressors/bytegrad/steps.h"
 
 namespace gluon_gc {
 namespace {

@@ -1,7 +1,7 @@
 // The first sweep of bytegrad: momentum and feedback, and the range of p. For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/bytegrad_format.h"
+#include "core/compressors/bytegrad/format.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 

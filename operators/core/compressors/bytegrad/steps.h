@@ -1,7 +1,7 @@
 // The quantization of bytegrad, for sixteen elements at a time. For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/bytegrad_range.h"
+#include "core/compressors/bytegrad/range.h"
 #include "core/vec_bytes.h"
 
 namespace gluon_gc {

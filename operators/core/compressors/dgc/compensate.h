@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "core/codec.h"
-#include "core/compressors/dgc_config.h"
+#include "core/compressors/dgc/config.h"
 #include "core/compressors/norms.h"
 #include "core/correction.h"
 

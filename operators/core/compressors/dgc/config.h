@@ -1,8 +1,8 @@
 // How dgc chooses its threshold, as in the reference implementation of DGC. For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/sparse_config.h"
-#include "core/compressors/topk_plan.h"
+#include "core/compressors/sparse/config.h"
+#include "core/compressors/topk/plan.h"
 #include "core/options.h"
 
 namespace gluon_gc {

@@ -7,12 +7,12 @@
 //   m = mu m + g,    v = v + m         without nesterov
 //   v = v + g                          without momentum
 //
-// The elements of v that reach a threshold are sent (dgc_config.h). v becomes 0 there, and with momentum_masking m too.
+// The elements of v that reach a threshold are sent (config.h). v becomes 0 there, and with momentum_masking m too.
 //
 // If values are sent as float16, v keeps what they lose.
 //
 // Payload, little-endian:
-//   [its own length in bytes: uint32] [a payload of sparse_format.h]
+//   [its own length in bytes: uint32] [a payload of sparse/format.h]
 // The rest of the payload's memory is undefined. n must be below 2^32.
 //
 // Memory: the velocity (n elements).
@@ -25,10 +25,10 @@
 //
 // With max_norm, the l2 norm of doubles overflows if an element is above 1e154. Then the payload is not finite.
 #include "core/codec.h"
-#include "core/compressors/dgc_compensate.h"
-#include "core/compressors/dgc_threshold.h"
-#include "core/compressors/sparse_payload.h"
-#include "core/compressors/topk_send.h"
+#include "core/compressors/dgc/compensate.h"
+#include "core/compressors/dgc/threshold.h"
+#include "core/compressors/sparse/payload.h"
+#include "core/compressors/topk/send.h"
 
 namespace gluon_gc {
 namespace {

@@ -1,10 +1,10 @@
 // The choice of the elements that dgc sends: the threshold from its sample, and the adaptation of the threshold
-// (dgc_config.h). For kernel sources only (see isa.h).
+// (config.h). For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/dgc_config.h"
+#include "core/compressors/dgc/config.h"
 #include "core/compressors/draws.h"
-#include "core/compressors/topk_candidates.h"
+#include "core/compressors/topk/candidates.h"
 #include "core/sums.h"
 
 namespace gluon_gc {

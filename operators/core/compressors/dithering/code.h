@@ -1,7 +1,7 @@
 // The Elias coding of the symbols and signs of dithering (see dithering.cpp). For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/elias.h"
+#include "core/compressors/dithering/elias.h"
 #include "core/vec.h"
 
 namespace gluon_gc {

@@ -31,9 +31,9 @@
 //
 // The l2 norm of doubles overflows if an element is above 1e154. The l2 norm of floats is at most the largest float.
 #include "core/codec.h"
-#include "core/compressors/dithering_code.h"
-#include "core/compressors/dithering_levels.h"
-#include "core/compressors/dithering_payload.h"
+#include "core/compressors/dithering/code.h"
+#include "core/compressors/dithering/levels.h"
+#include "core/compressors/dithering/payload.h"
 #include "core/compressors/norms.h"
 #include "core/stream_lanes.h"
 

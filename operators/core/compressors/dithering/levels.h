@@ -1,7 +1,7 @@
 // The rounding of dithering, and its levels, for sixteen elements at a time. For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/dithering_format.h"
+#include "core/compressors/dithering/format.h"
 #include "core/compressors/norms.h"
 #include "core/vec_int.h"
 

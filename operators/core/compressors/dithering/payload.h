@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/bytes.h"
-#include "core/compressors/dithering_format.h"
+#include "core/compressors/dithering/format.h"
 #include "core/stream.h"
 #include "core/sums.h"
 

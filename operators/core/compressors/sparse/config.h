@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/compressors/sparse_format.h"
+#include "core/compressors/sparse/format.h"
 #include "core/options.h"
 
 namespace gluon_gc {

@@ -1,10 +1,10 @@
-// The indices in a sparse payload (sparse_format.h). For kernel sources only (see isa.h).
+// The indices in a sparse payload (format.h). For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/bytes.h"
-#include "core/compressors/low_parts.h"
-#include "core/compressors/packed_writer.h"
-#include "core/compressors/sparse_format.h"
+#include "core/compressors/sparse/low_parts.h"
+#include "core/compressors/sparse/packed_writer.h"
+#include "core/compressors/sparse/format.h"
 #include "core/parallel.h"
 #include "core/set_bits.h"
 

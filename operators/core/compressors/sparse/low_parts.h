@@ -1,4 +1,4 @@
-// Reads the list `low` of a sparse payload (sparse_format.h), eight numbers at a time. For kernel sources only (see
+// Reads the list `low` of a sparse payload (format.h), eight numbers at a time. For kernel sources only (see
 // isa.h).
 #pragma once
 

@@ -1,9 +1,9 @@
-// Writes and reads the payloads of topk and dgc (sparse_format.h). For kernel sources only (see isa.h).
+// Writes and reads the payloads of topk and dgc (format.h). For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/codec.h"
-#include "core/compressors/indices.h"
-#include "core/compressors/topk_candidates.h"
+#include "core/compressors/sparse/indices.h"
+#include "core/compressors/topk/candidates.h"
 
 namespace gluon_gc {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "core/correction.h"
 #include "core/parallel.h"
-#include "core/compressors/topk_plan.h"
-#include "core/compressors/topk_threshold.h"
+#include "core/compressors/topk/plan.h"
+#include "core/compressors/topk/threshold.h"
 #include "core/vec.h"
 
 namespace gluon_gc {

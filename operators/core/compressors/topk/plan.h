@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/compressors/sparse_format.h"
+#include "core/compressors/sparse/format.h"
 
 namespace gluon_gc {
 namespace {

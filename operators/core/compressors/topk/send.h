@@ -2,7 +2,7 @@
 // writer.left times, in ascending order of the indices. For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/topk_candidates.h"
+#include "core/compressors/topk/candidates.h"
 
 namespace gluon_gc {
 namespace {

@@ -2,8 +2,8 @@
 // For kernel sources only (see isa.h).
 #pragma once
 
-#include "core/compressors/sparse_format.h"
-#include "core/compressors/topk_plan.h"
+#include "core/compressors/sparse/format.h"
+#include "core/compressors/topk/plan.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 #include "core/vec.h"

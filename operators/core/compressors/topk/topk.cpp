@@ -4,7 +4,7 @@
 //
 // Aji and Heafield 2017 and Lin et al. 2018 (DGC) select elements by a sampled threshold. This selection is exact.
 //
-// sparse_format.h describes the payload. Its length depends on n and the options only. n must be below 2^32. A NaN
+// sparse/format.h describes the payload. Its length depends on n and the options only. n must be below 2^32. A NaN
 // counts as larger than infinity.
 //
 // Memory: the residual (n elements).
@@ -17,9 +17,9 @@
 // elements are equal, or if the large elements are just where it looks. Then the search needs two more passes over p,
 // at worst one for each bit of T.
 #include "core/codec.h"
-#include "core/compressors/sparse_config.h"
-#include "core/compressors/sparse_payload.h"
-#include "core/compressors/topk_send.h"
+#include "core/compressors/sparse/config.h"
+#include "core/compressors/sparse/payload.h"
+#include "core/compressors/topk/send.h"
 
 namespace gluon_gc {
 namespace {

@@ -1,7 +1,7 @@
 // blocktopk: launches the kernels of blocktopk.cu.
-#include "cuda/compressors/blocktopk.h"
+#include "cuda/compressors/blocktopk/blocktopk.h"
 
-#include "core/compressors/blocktopk_config.h"
+#include "core/compressors/blocktopk/config.h"
 #include "cuda/codec.h"
 
 namespace gluon_gc {

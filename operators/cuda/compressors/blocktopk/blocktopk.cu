@@ -1,12 +1,13 @@
 // blocktopk on the GPU: of each block of elements the k with the largest magnitude, exactly.
 //
-// Sarfi et al. 2025 (SparseLoCo). core/compressors/blocktopk.cpp describes the payload, the memory and the bytes an
-// element. Each function is one launch. A thread block takes a block of elements, and keeps them in shared memory.
-#include "cuda/compressors/blocktopk.h"
+// Sarfi et al. 2025 (SparseLoCo). core/compressors/blocktopk/blocktopk.cpp describes the payload, the memory and the
+// bytes an element. Each function is one launch. A thread block takes a block of elements, and keeps them in shared
+// memory.
+#include "cuda/compressors/blocktopk/blocktopk.h"
 
 #include "cuda/bytes.cuh"
-#include "cuda/compressors/blocktopk_levels.cuh"
-#include "cuda/compressors/blocktopk_select.cuh"
+#include "cuda/compressors/blocktopk/levels.cuh"
+#include "cuda/compressors/blocktopk/select.cuh"
 #include "cuda/correction.cuh"
 #include "cuda/grid.cuh"
 #include "cuda/packed.cuh"

@@ -1,7 +1,7 @@
 // The arguments of blocktopk's kernels.
 #pragma once
 
-#include "core/compressors/blocktopk_format.h"
+#include "core/compressors/blocktopk/format.h"
 #include "cuda/call.h"
 
 namespace gluon_gc {

@@ -1,7 +1,7 @@
 // The scales of a block's values on the GPU. One warp computes them, because the sums have 32 chains (sum_tree.h).
 #pragma once
 
-#include "core/compressors/blocktopk_format.h"
+#include "core/compressors/blocktopk/format.h"
 #include "cuda/largest.cuh"
 #include "cuda/scan.cuh"
 #include "cuda/sums.cuh"

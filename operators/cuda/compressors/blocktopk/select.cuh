@@ -1,8 +1,8 @@
 // The choice of blocktopk on the GPU: a thread block finds the largest elements of a block exactly, by radix select.
 #pragma once
 
-#include "core/compressors/blocktopk_format.h"
-#include "cuda/compressors/topk_threshold.cuh"
+#include "core/compressors/blocktopk/format.h"
+#include "cuda/compressors/topk/threshold.cuh"
 
 namespace gluon_gc {
 namespace cuda {

@@ -1,7 +1,7 @@
 // blockwise: launches the kernels of blockwise.cu.
-#include "cuda/compressors/blockwise.h"
+#include "cuda/compressors/blockwise/blockwise.h"
 
-#include "core/compressors/blockwise_config.h"
+#include "core/compressors/blockwise/config.h"
 #include "cuda/codec.h"
 
 namespace gluon_gc {

@@ -1,12 +1,12 @@
 // blockwise on the GPU: blocks of elements, each rounded to evenly spaced levels of its own.
 //
-// QSGD (Alistarh et al. 2017), THC (Li et al. 2024), SDP4Bit (Jia et al. 2024). core/compressors/blockwise.cpp has the
-// rounding, the payload, the memory and the bytes an element. Each function is one launch. A thread block takes a tile
-// of elements, and keeps them in shared memory.
-#include "cuda/compressors/blockwise.h"
+// QSGD (Alistarh et al. 2017), THC (Li et al. 2024), SDP4Bit (Jia et al. 2024).
+// core/compressors/blockwise/blockwise.cpp has the rounding, the payload, the memory and the bytes an element. Each
+// function is one launch. A thread block takes a tile of elements, and keeps them in shared memory.
+#include "cuda/compressors/blockwise/blockwise.h"
 
 #include "cuda/bytes.cuh"
-#include "cuda/compressors/blockwise_codes.cuh"
+#include "cuda/compressors/blockwise/codes.cuh"
 #include "cuda/correction.cuh"
 #include "cuda/grid.cuh"
 #include "cuda/settle.cuh"
@@ -63,7 +63,7 @@ struct Signs {
   uint64 words[blockwise_sign_draws];
 };
 
-// The Walsh-Hadamard transform of the blocks of a tile, as in core/compressors/blockwise_hadamard.h. All threads of the
+// The Walsh-Hadamard transform of the blocks of a tile, as in core/compressors/blockwise/hadamard.h. All threads of the
 // block must call it. It starts and ends with __syncthreads.
 template <typename T>
 __device__ void transform(T* x, int padded, int block) {

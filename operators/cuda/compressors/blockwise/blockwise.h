@@ -1,7 +1,7 @@
 // The arguments of blockwise's kernels.
 #pragma once
 
-#include "core/compressors/blockwise_format.h"
+#include "core/compressors/blockwise/format.h"
 #include "cuda/call.h"
 
 namespace gluon_gc {

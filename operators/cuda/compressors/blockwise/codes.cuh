@@ -1,7 +1,7 @@
-// The codes of blockwise in a payload (core/compressors/blockwise_format.h), one byte or one element at a time.
+// The codes of blockwise in a payload (core/compressors/blockwise/format.h), one byte or one element at a time.
 #pragma once
 
-#include "core/compressors/blockwise_format.h"
+#include "core/compressors/blockwise/format.h"
 #include "cuda/grid.cuh"
 
 namespace gluon_gc {

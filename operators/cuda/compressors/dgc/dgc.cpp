@@ -1,9 +1,9 @@
 // dgc: launches the kernels of dgc.cu.
-#include "core/compressors/dgc_config.h"
+#include "core/compressors/dgc/config.h"
 #include "core/stream.h"
 #include "cuda/codec.h"
-#include "cuda/compressors/dgc_plan.h"
-#include "cuda/compressors/topk_launch.h"
+#include "cuda/compressors/dgc/plan.h"
+#include "cuda/compressors/topk/launch.h"
 
 namespace gluon_gc {
 namespace cuda {

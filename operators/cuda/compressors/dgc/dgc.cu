@@ -3,12 +3,12 @@
 //   nesterov: m = mu (m + g), v = v + m + g;   else: m = mu m + g, v = v + m;   without momentum: v = v + g
 //
 // Elements of v that reach a threshold are sent, and v, and with momentum_masking m, become 0 there.
-// core/compressors/dgc.cpp describes the payload, the memory and the bytes an element. A strided sample is read once
-// for each digit of its threshold, 32 bytes (a sector) an element. Candidates are listed as in topk. The list is read
-// each time the threshold is adapted, for each digit if the largest elements are sent, and twice to send.
-#include "cuda/compressors/dgc_threshold.cuh"
+// core/compressors/dgc/dgc.cpp describes the payload, the memory and the bytes an element. A strided sample is read
+// once for each digit of its threshold, 32 bytes (a sector) an element. Candidates are listed as in topk. The list is
+// read each time the threshold is adapted, for each digit if the largest elements are sent, and twice to send.
+#include "cuda/compressors/dgc/threshold.cuh"
 #include "cuda/compressors/sparse.cuh"
-#include "cuda/compressors/topk_send.cuh"
+#include "cuda/compressors/topk/send.cuh"
 #include "cuda/settle.cuh"
 
 namespace gluon_gc {

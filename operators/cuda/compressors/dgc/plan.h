@@ -1,14 +1,14 @@
 // The arguments of dgc's kernels. For host and device.
 #pragma once
 
-#include "cuda/compressors/topk_plan.h"
+#include "cuda/compressors/topk/plan.h"
 
 namespace gluon_gc {
 namespace cuda {
 
 enum class DgcSample : uint8 { all, strided, drawn };
 
-// DgcConfig of core/compressors/dgc_config.h, and where the sample lies.
+// DgcConfig of core/compressors/dgc/config.h, and where the sample lies.
 struct DgcPlan {
   uint32 selects, top;
   uint32 samples;        // elements of the sample

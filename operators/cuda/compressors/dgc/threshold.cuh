@@ -1,8 +1,8 @@
 // Momentum and velocity of dgc, and its threshold, which is estimated from a sample and then adapted.
 #pragma once
 
-#include "cuda/compressors/dgc_plan.h"
-#include "cuda/compressors/topk_candidates.cuh"
+#include "cuda/compressors/dgc/plan.h"
+#include "cuda/compressors/topk/candidates.cuh"
 #include "cuda/stream.cuh"
 #include "cuda/sums.cuh"
 
@@ -124,7 +124,7 @@ __device__ uint32 reaching(const DgcEncoding<T>& call, const DgcMemory<T>& memor
 }
 
 // Adapts the threshold once to the number of elements that reach it, as choose_elements of
-// core/compressors/dgc_threshold.h does.
+// core/compressors/dgc/threshold.h does.
 template <typename T>
 __device__ void adapt(const DgcEncoding<T>& call) {
   const DgcMemory<T> memory(call);

@@ -1,5 +1,5 @@
 // dithering: launches the kernels of dithering.cu.
-#include "cuda/compressors/dithering.h"
+#include "cuda/compressors/dithering/dithering.h"
 
 #include "cuda/codec.h"
 

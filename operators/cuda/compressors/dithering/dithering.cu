@@ -1,13 +1,13 @@
 // dithering on the GPU: rounds y = |p| / norm * s at random to one of the two nearest levels, so that the mean is y.
 //
 // QSGD (s even levels): Alistarh et al. 2017; natural dithering (levels are powers of two): Horvath et al. 2019.
-// core/compressors/dithering.cpp describes the payload, the memory and the bytes an element. Payloads have a fixed
-// width, because an Elias code can only be read serially. compress is two launches: the first finds the norm, and the
-// state of the random stream at the start of each chunk.
-#include "cuda/compressors/dithering.h"
+// core/compressors/dithering/dithering.cpp describes the payload, the memory and the bytes an element. Payloads have a
+// fixed width, because an Elias code can only be read serially. compress is two launches: the first finds the norm, and
+// the state of the random stream at the start of each chunk.
+#include "cuda/compressors/dithering/dithering.h"
 
 #include "cuda/bytes.cuh"
-#include "cuda/compressors/dithering_levels.cuh"
+#include "cuda/compressors/dithering/levels.cuh"
 #include "cuda/correction.cuh"
 #include "cuda/decoding.cuh"
 #include "cuda/grid.cuh"

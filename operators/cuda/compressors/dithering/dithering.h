@@ -1,7 +1,7 @@
 // The arguments of dithering's kernels.
 #pragma once
 
-#include "core/compressors/dithering_format.h"
+#include "core/compressors/dithering/format.h"
 #include "cuda/call.h"
 
 namespace gluon_gc {

@@ -1,9 +1,9 @@
-// How dithering rounds elements to symbols, and the levels that symbols decode to: core/compressors/dithering_levels.h
+// How dithering rounds elements to symbols, and the levels that symbols decode to: core/compressors/dithering/levels.h
 // for one element.
 #pragma once
 
 #include "core/host_device.h"
-#include "cuda/compressors/dithering.h"
+#include "cuda/compressors/dithering/dithering.h"
 #include "cuda/grid.cuh"
 
 namespace gluon_gc {

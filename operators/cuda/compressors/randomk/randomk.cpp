@@ -1,5 +1,5 @@
 // randomk: launches the kernels of randomk.cu.
-#include "cuda/compressors/randomk.h"
+#include "cuda/compressors/randomk/randomk.h"
 
 #include "core/compressors/randomk_config.h"
 #include "cuda/codec.h"

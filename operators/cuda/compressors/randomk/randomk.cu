@@ -4,7 +4,7 @@
 // memory and the bytes an element. Each element that is sent takes about 80 bytes more: random accesses take a whole
 // sector of memory, and the indices are kept until all values are read. compress is one launch to send, one before it
 // for momentum and feedback, and one after it for feedback. decompress is two launches.
-#include "cuda/compressors/randomk.h"
+#include "cuda/compressors/randomk/randomk.h"
 
 #include "cuda/bytes.cuh"
 #include "cuda/correction.cuh"

@@ -1,7 +1,7 @@
 // The sweep that applies momentum and feedback, and lists the candidates for sending.
 #pragma once
 
-#include "cuda/compressors/topk_threshold.cuh"
+#include "cuda/compressors/topk/threshold.cuh"
 #include "cuda/correction.cuh"
 
 namespace gluon_gc {

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <string>
 
-#include "core/compressors/topk_plan.h"
-#include "cuda/compressors/topk_plan.h"
+#include "core/compressors/topk/plan.h"
+#include "cuda/compressors/topk/plan.h"
 #include "cuda/queue.h"
 
 namespace gluon_gc {

@@ -1,7 +1,7 @@
 // How the GPU searches the k largest of n elements, and the memory for it. For host and device.
 #pragma once
 
-#include "core/compressors/sparse_format.h"
+#include "core/compressors/sparse/format.h"
 #include "cuda/call.h"
 
 namespace gluon_gc {
@@ -19,7 +19,7 @@ constexpr int digit_count = (sign_shift<T> + digit_bits - 1) / digit_bits;
 // Adjacent elements in the sample that the threshold is estimated from.
 constexpr uint32 sample_neighbours = 8;
 
-// TopkPlan of core/compressors/topk_plan.h, and k. All numbers are below 2^32.
+// TopkPlan of core/compressors/topk/plan.h, and k. All numbers are below 2^32.
 struct Search {
   uint32 k;
   uint32 rank;      // 0: no sample, all elements are searched

@@ -2,7 +2,7 @@
 // magnitude equal to the limit.
 #pragma once
 
-#include "cuda/compressors/topk_candidates.cuh"
+#include "cuda/compressors/topk/candidates.cuh"
 
 namespace gluon_gc {
 namespace cuda {

@@ -1,7 +1,7 @@
 // Radix select on the bits of magnitudes: finds the magnitude of a given rank, and estimates a threshold from a sample.
 #pragma once
 
-#include "cuda/compressors/topk_plan.h"
+#include "cuda/compressors/topk/plan.h"
 #include "cuda/grid.cuh"
 #include "cuda/scan.cuh"
 

@@ -1,7 +1,7 @@
 // topk: launches the kernels of topk.cu.
-#include "core/compressors/sparse_config.h"
+#include "core/compressors/sparse/config.h"
 #include "cuda/codec.h"
-#include "cuda/compressors/topk_launch.h"
+#include "cuda/compressors/topk/launch.h"
 
 namespace gluon_gc {
 namespace cuda {

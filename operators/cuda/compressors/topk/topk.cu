@@ -1,12 +1,12 @@
 // topk on the GPU: sends the k elements with the largest |p|, of equal ones those with the lowest indices.
 //
-// Top-k: Aji & Heafield 2017, Lin et al. 2018. core/compressors/topk.cpp describes the payload, the memory and the
+// Top-k: Aji & Heafield 2017, Lin et al. 2018. core/compressors/topk/topk.cpp describes the payload, the memory and the
 // bytes an element. A sample gives a threshold, and the elements that reach it are listed as candidates. The list is
-// read once for each digit of the limit (topk_plan.h), and twice to send. If the candidates do not fit in the list, or
+// read once for each digit of the limit (plan.h), and twice to send. If the candidates do not fit in the list, or
 // are fewer than k, each of these reads is a sweep over p instead.
 #include "cuda/compressors/sparse.cuh"
-#include "cuda/compressors/topk_plan.h"
-#include "cuda/compressors/topk_send.cuh"
+#include "cuda/compressors/topk/plan.h"
+#include "cuda/compressors/topk/send.cuh"
 #include "cuda/settle.cuh"
 
 namespace gluon_gc {
