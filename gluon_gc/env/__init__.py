@@ -1,11 +1,9 @@
 """Reads environment variables. No other package of gluon_gc reads them.
 
-`gluon_gc.variables` and `gluon_gc.variables_of_launchers` have the tables of all variables. An
-empty variable counts as not set. This package does not import MXNet, because bpslaunch must start
-fast, and must read DMLC_ROLE before MXNet does.
+An empty variable counts as not set. This package does not import MXNet, because bpslaunch must
+start fast, and must read DMLC_ROLE before MXNet does.
 """
 
-from ..variables import BIGARRAY_BOUND
 from .exports import (
     export_for_ps_lite,
     export_local,
@@ -18,7 +16,16 @@ from .exports import (
     prepare_horovod,
     resize,
 )
-from .placement import (
+from .reading import (
+    ConfigurationError,
+    get,
+    is_set,
+    misspelt,
+    server_threads,
+    shared_settings,
+    traced_steps,
+)
+from .roles import (
     Cluster,
     cluster,
     distributed,
@@ -32,21 +39,15 @@ from .placement import (
     shares_machine,
     under_horovod,
 )
-from .reading import (
-    ConfigurationError,
-    get,
-    is_set,
-    misspelt,
-    server_threads,
-    shared_settings,
-    traced_steps,
-)
+from .variables import BIGARRAY_BOUND, KINDS, cores
 
 __all__ = [
     "BIGARRAY_BOUND",
     "Cluster",
     "ConfigurationError",
+    "KINDS",
     "cluster",
+    "cores",
     "distributed",
     "export_for_ps_lite",
     "export_local",

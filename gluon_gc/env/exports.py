@@ -6,15 +6,9 @@ import os
 from contextlib import contextmanager
 from typing import Iterator, Mapping, Optional
 
-from ..variables import BIGARRAY_BOUND
-from .placement import Cluster
 from .reading import get, is_set
-
-_DEFAULTS_OF_OURS = (
-    "PS_HEARTBEAT_INTERVAL",
-    "PS_HEARTBEAT_TIMEOUT",
-    "PS_RESEND_TIMEOUT",
-)
+from .roles import Cluster
+from .variables import BIGARRAY_BOUND
 
 
 def prepare_engine() -> None:
@@ -26,7 +20,7 @@ def prepare_engine() -> None:
     values = {"MXNET_CPU_TEMP_COPY": _copies("MXNET_CPU_TEMP_COPY")}
     if threads:
         values["MXNET_CPU_WORKER_NTHREADS"] = threads
-    for name in _DEFAULTS_OF_OURS:
+    for name in ("PS_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_TIMEOUT", "PS_RESEND_TIMEOUT"):
         values[name] = get(name)
     for name, value in values.items():
         if not is_set(name):

@@ -1,4 +1,4 @@
-"""Reads and checks environment variables by the tables in `gluon_gc.variables`."""
+"""Reads and checks environment variables by the tables in `variables`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import os
 import re
 from typing import Any, Optional
 
-from ..variables import IGNORED, KINDS, REQUIRED, TABLE, Variable, cores
-from ..variables_of_launchers import OF_LAUNCHERS
+from .variables import IGNORED, KINDS, OF_LAUNCHERS, REQUIRED, TABLE, Variable, cores
 
 
 class ConfigurationError(ValueError):
@@ -30,19 +29,10 @@ def _text(variable: Variable) -> tuple[str, str]:
 
 
 def get(name: str) -> Any:
-    """The value of a variable that is in a table.
+    """The value of a variable that is in a table, or its default if it is not set.
 
-    Returns
-    -------
-    int, bool, str or None
-        The value, or the default if the variable is not set.
-
-    Raises
-    ------
-    ConfigurationError
-        The value is not allowed, or the variable is required and not set.
-    KeyError
-        The variable is in no table.
+    Raises ConfigurationError if the value is not allowed, or if the variable is required and not
+    set.
     """
     variable = _VARIABLES[name]
     spelling, text = _text(variable)
@@ -68,13 +58,7 @@ def shared_settings() -> dict[str, Any]:
 
 
 def traced_steps() -> range:
-    """The steps that BYTEPS_TRACE_ON records, counted from 1.
-
-    Raises
-    ------
-    ConfigurationError
-        The last step is before the first.
-    """
+    """The steps that BYTEPS_TRACE_ON records, counted from 1."""
     first, last = get("BYTEPS_TRACE_START_STEP"), get("BYTEPS_TRACE_END_STEP")
     if last < first:
         raise ConfigurationError(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gluon_gc.variables import cores
+from gluon_gc.env import cores
 
 MXNET = importlib.util.find_spec("mxnet")
 OPERATORS = Path(__file__).resolve().parents[2] / "operators"

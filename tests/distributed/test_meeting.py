@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from gluon_gc.launch.launcher import service
-from gluon_gc.launch.session import Session, nonce, plain, unsealed
+from gluon_gc.launch.cli.tasks import service
+from gluon_gc.launch.scheduler.protocol import Session, nonce, plain, unsealed
 from tests.distributed.cluster import last_line
 
 STOCK_SERVER = [sys.executable, "-c", "import mxnet"]

@@ -8,7 +8,7 @@ import shutil
 from itertools import takewhile
 from typing import List, Sequence
 
-from ..env import ConfigurationError
+from ...env import ConfigurationError
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=\S*")
 _REDIRECTION = re.compile(r"\d*(<|>>?)(&\d+|\S*)|&>\S*")
@@ -32,11 +32,6 @@ def runnable(command: Sequence[str]) -> List[str]:
 
     The shell is bash, with pipefail: a pipeline fails if any of its programs fails. Without bash
     it is sh, which only checks the last program of a pipeline, and does not know ``&>``.
-
-    Raises
-    ------
-    ConfigurationError
-        COMMAND has no program, or the program does not exist.
     """
     variables = list(takewhile(_ASSIGNMENT.fullmatch, command))
     words = list(command[len(variables) :])
@@ -55,10 +50,7 @@ def runnable(command: Sequence[str]) -> List[str]:
 
 
 def keeps_shell(program: Sequence[str]) -> bool:
-    """Whether a result of `runnable` is a shell that keeps running beside its programs.
-
-    Otherwise it is a program, or a shell that replaces itself by one.
-    """
+    """Whether a result of `runnable` is a shell that keeps running beside its programs."""
     return program[-1].startswith(_PATIENT)
 
 

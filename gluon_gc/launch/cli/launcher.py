@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, List, NoReturn, Optional, Sequence
 
-from .. import env
-from ..log import warn_of_misspelt
-from ..variables import KINDS
-from ..version import __version__
-from . import ps_lite, supervisor
-from .child import Task
+from ... import env
+from ...log import warn_of_misspelt
+from ...version import __version__
+from ..scheduler import ps_lite
+from ..scheduler.listening import listen
+from . import supervisor
 from .command import keeps_shell, runnable
-from .listening import listen
-from .standard_streams import open_closed, say, show
+from .output import open_closed, say, show
+from .supervisor import Task
 from .tasks import local_tasks, service, worker_tasks
 
 
@@ -87,9 +87,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         if value is not None and not arguments.local:
             raise env.ConfigurationError(f"-{name} needs --local")
         if value is not None and value < least:
-            raise env.ConfigurationError(f"-{name} must be {KINDS[kind][0]}, got {value}")
+            raise env.ConfigurationError(f"-{name} must be {env.KINDS[kind][0]}, got {value}")
     if arguments.max_restarts < 0:
-        rule = KINDS["count"][0]
+        rule = env.KINDS["count"][0]
         raise env.ConfigurationError(f"--max-restarts must be {rule}, got {arguments.max_restarts}")
     if arguments.backend is not None and not arguments.local:
         raise env.ConfigurationError("--backend needs --local")

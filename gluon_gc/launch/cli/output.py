@@ -7,9 +7,8 @@ the last row, below the scrolling lines. In a file or a pipe, only its final sta
 from __future__ import annotations
 
 import os
-from typing import BinaryIO, List, Optional
-
-from .standard_streams import discard
+import sys
+from typing import IO, Any, BinaryIO, List, Optional
 
 _ERASE = "\r\x1b[K"
 
@@ -49,21 +48,7 @@ def _text(line: bytes) -> str:
 
 
 class PrefixedOutput:
-    """Writes lines and bars to a stream.
-
-    Parameters
-    ----------
-    stream : binary file
-    terminal : bool
-        Whether the stream is a terminal. Bars are drawn only there.
-
-    Attributes
-    ----------
-    error : OSError or None
-        The error that closed the stream, such as a broken pipe. Later lines are lost.
-    last_name : str
-        The process whose line was written last.
-    """
+    """Writes lines to a stream, and bars if it is a terminal."""
 
     def __init__(self, stream: BinaryIO, terminal: bool) -> None:
         self.error: Optional[OSError] = None
@@ -103,3 +88,37 @@ class PrefixedOutput:
         except OSError as error:
             self.error = error
             discard(self._stream)
+
+
+def open_closed() -> None:
+    """Open /dev/null in place of closed streams, for this process and its children.
+
+    Otherwise the next file or socket would get the stream's number, and children would write to it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `number`
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+
+
+def discard(stream: IO[Any]) -> None:
+    """Redirect a stream to /dev/null: its buffered lines and all later ones."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def say(message: str) -> None:
+    """Write a line to stderr, with bpslaunch's name. A closed stderr is ignored."""
+    show(f"bpslaunch: {message}\n")
+
+
+def show(text: str) -> None:
+    """Write text to stderr. A closed stderr is ignored."""
+    try:
+        print(text, end="", file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)

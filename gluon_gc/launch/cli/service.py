@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-SERVICES = {"scheduler": "gluon_gc.launch.scheduler", "server": "gluon_gc.mxnet.server"}
+SERVICES = {"scheduler": "gluon_gc.launch.scheduler.scheduler", "server": "gluon_gc.mxnet.server"}
 
 
 def main(role: str) -> None:
@@ -29,7 +29,7 @@ def main(role: str) -> None:
 
 
 def _serve(role: str) -> None:
-    from gluon_gc.launch import ps_lite
+    from gluon_gc.launch.scheduler import ps_lite
 
     if role == "server" and not ps_lite.is_installed():
         _refuse_workers_of_mxnet()
@@ -42,7 +42,7 @@ def _refuse_workers_of_mxnet() -> None:
     Raises NotNeededError after a job of PyTorch. Otherwise all nodes end with the reason.
     """
     from gluon_gc import env
-    from gluon_gc.launch.joining import join
+    from gluon_gc.launch.scheduler.lifeline import join
 
     lifeline = join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
     lifeline.abandon("MXNet is not installed")

@@ -5,18 +5,20 @@ There is one thread. It sleeps in `select` until a child writes output or ends, 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
-from typing import Callable, Optional, Sequence
+from collections import deque
+from dataclasses import dataclass
+from typing import Callable, Iterable, List, Mapping, Optional, Sequence
 
-from .child import Child, Task
-from .leaving import ALONE
-from .prefixed_output import PrefixedOutput
-from .standard_streams import say
+from ..leaving import ALONE
+from .output import LineSplitter, PrefixedOutput, say
 
 GRACE = 5.0
 """Seconds between the signal that asks a process to end and SIGKILL."""
@@ -25,12 +27,103 @@ LEAVE = 10.0
 PAUSE = 1.0
 """Seconds before a restart."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LAST_LINES = 20  # lines kept for the report of a failure
+_PREFIXED = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A process to run."""
+
+    name: str
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    service: bool = False
+    bare: bool = False
+
+
+class Child:
+    """A running task in its own process group. The kernel kills it when this process dies."""
+
+    def __init__(self, task: Task, output: PrefixedOutput) -> None:
+        self.task = task
+        self.code: Optional[int] = None
+        self.last_lines: deque = deque(maxlen=_LAST_LINES)
+        self._splitter = LineSplitter()
+        self._output = output
+        launcher = os.getpid()
+
+        def die_with_launcher() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:
+                os._exit(1)
+
+        streams = {} if task.bare else _PREFIXED
+        self._process = subprocess.Popen(
+            task.command,
+            env={"PYTHONUNBUFFERED": "1", **task.environ},
+            bufsize=0,
+            start_new_session=True,
+            preexec_fn=die_with_launcher,  # safe: this process has one thread
+            **streams,
+        )
+        self.pipe = self._process.stdout
+        if self.pipe is not None:
+            os.set_blocking(self.pipe.fileno(), False)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process group, if the process still runs."""
+        if self.code is None:
+            os.killpg(self._process.pid, number)
+
+    def read(self) -> bool:
+        """Pass on the available output. Returns False at the end of the output."""
+        while self.pipe is not None:
+            data = self.pipe.read(65536)
+            if data is None:
+                return True
+            if not data:
+                return False
+            self._show(self._splitter.feed(data))
+        return False
+
+    def reap(self) -> bool:
+        """Whether the process has ended. If so, kill the rest of its process group."""
+        if self.code is not None:
+            return True
+        pid = self._process.pid
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+        os.killpg(pid, signal.SIGKILL)  # before the wait, after which the pid may be reused
+        self.code = self._process.wait()
+        self.read()
+        self._show(self._splitter.close())
+        return True
+
+    def _show(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.last_lines.append(line)
+            self._output.line(self.task.name, line)
+        self._output.bar(self.task.name, self._splitter.bar)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code as a shell reports it."""
+        return 128 - self.code if self.code < 0 else self.code
+
+    def obituary(self) -> str:
+        """A message that says how the process ended."""
+        if self.code < 0:
+            return f"{self.task.name} was killed by {signal.Signals(-self.code).name}"
+        return f"{self.task.name} exited with code {self.code}"
 
 
 class _Supervisor:
     def __init__(self) -> None:
-        self.children: list = []
-        self.signals: list = []
+        self.children: List[Child] = []
+        self.signals: List[int] = []
         self.asked = 0  # the first signal to this process; 0: none
         self._output = PrefixedOutput(sys.stdout.buffer, sys.stdout.isatty())
         self._selector = selectors.DefaultSelector()
@@ -179,25 +272,18 @@ def _one_stream() -> bool:
 
 
 def run(tasks: Callable[[int], Sequence[Task]], max_restarts: int = 0) -> int:
-    """Run tasks until the workers and then the services have ended.
+    """Run the tasks that `tasks(number of earlier starts)` returns.
+
+    Ends after the workers and services.
 
     If a task fails, or this process gets SIGINT, SIGTERM or SIGHUP, all tasks end with their
-    process groups. No task outlives this process, but a task's own children may if this process
-    gets SIGKILL.
+    process groups. No task outlives this process, but a task's own children may if it gets SIGKILL.
 
-    Parameters
-    ----------
-    tasks : callable
-        Returns the tasks. Its argument is the number of earlier starts.
-    max_restarts : int
-        The number of restarts after failures. There is no restart after a signal, after all
-        workers have ended with code 0, or after a task has exited with `leaving.ALONE`, because
-        the other machines did not come back.
+    There are at most `max_restarts` restarts after failures, and none after a signal, after all
+    workers have ended with code 0, or after a task has exited with `leaving.ALONE`, because the
+    other machines did not come back.
 
-    Returns
-    -------
-    int
-        0, the exit code of the task that failed last, or 128 plus the number of the signal.
+    Returns 0, the exit code of the task that failed last, or 128 plus the number of the signal.
     """
     supervisor = _Supervisor()
     try:

@@ -11,11 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
-from .. import env
-from ..variables import cores
-from .child import Task
+from ... import env
+from ..scheduler.listening import listen
 from .command import runnable
-from .listening import listen
+from .supervisor import Task
 
 _Changes = Dict[str, Optional[str]]  # changes to the environment; None removes a variable
 _NODES = Path("/sys/devices/system/node")
@@ -49,7 +48,7 @@ def _free_ports(count: int) -> List[str]:
 
 def _threads(workers: int) -> str:
     """The number of OpenMP threads of each process, if all workers run on this machine."""
-    return str(env.get("OMP_NUM_THREADS") or max(1, cores() // workers))
+    return str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers))
 
 
 def _secret() -> str:

@@ -10,27 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, List, Optional, Tuple
 
-from .. import env
-from ..env import ConfigurationError
-from ..log import logger
+from ... import env
+from ...env import ConfigurationError
+from ...log import logger
 from . import slurm
 
 _BPSLAUNCH, _SRUN = "bpslaunch", "srun"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A worker's place among all workers.
-
-    Parameters
-    ----------
-    launcher : str
-        The program that has started the worker.
-    rank, size : int
-        The rank of this worker, and the number of workers.
-    local_rank, local_size : int, optional
-        The rank and the number on its machine, if the launcher sets them.
-    """
+class WorkerRank:
+    """A worker's rank among all workers, as a launcher has set it."""
 
     launcher: str
     rank: int
@@ -41,14 +31,14 @@ class Place:
     def __str__(self) -> str:
         return f"{self.launcher} has started worker {self.rank} of {self.size}"
 
-    def is_also(self, other: Place) -> bool:
+    def is_also(self, other: WorkerRank) -> bool:
         """Whether another launcher has set the same rank and size."""
         return (self.rank, self.size) == (other.rank, other.size)
 
 
 @dataclass(frozen=True)
 class _Variables:
-    """The names of the variables in which a launcher sets a `Place`."""
+    """The names of the variables in which a launcher sets a `WorkerRank`."""
 
     launcher: str
     rank: str
@@ -56,27 +46,21 @@ class _Variables:
     local_rank: str
     local_size: Optional[str] = None
 
-    def place(self) -> Optional[Place]:
-        """The place, if both the rank and the size are set."""
+    def read(self) -> Optional[WorkerRank]:
+        """The rank, if both the rank and the size are set."""
         rank, size = env.get(self.rank), env.get(self.size)
         if rank is None or size is None:
             return None
         if rank >= size:
             raise ConfigurationError(f"{self.rank} must be < {self.size} ({size}), got {rank}")
         local_size = env.get(self.local_size) if self.local_size else None
-        return Place(self.launcher, rank, size, env.get(self.local_rank), local_size)
+        return WorkerRank(self.launcher, rank, size, env.get(self.local_rank), local_size)
 
-    def complete(self, others: List[Place]) -> Optional[Place]:
-        """The place. If only its rank or its size is set, a matching place of `others` is used.
-
-        Raises
-        ------
-        ConfigurationError
-            Only one of the two is set, and no other place matches it.
-        """
+    def complete(self, others: List[WorkerRank]) -> Optional[WorkerRank]:
+        """The rank. If only its rank or its size is set, a matching one of `others` is used."""
         rank, size = env.get(self.rank), env.get(self.size)
         if (rank is None) == (size is None) or (rank is None and size == 1):
-            return self.place()
+            return self.read()
         for other in others:
             if other.rank == rank or other.size == size:
                 return other
@@ -96,40 +80,35 @@ _OTHERS = (
 )
 
 
-def find() -> Optional[Place]:
-    """The place that a launcher other than bpslaunch has set; None without such a launcher.
+def find() -> Optional[WorkerRank]:
+    """The rank that a launcher other than bpslaunch has set; None without such a launcher.
 
     Launchers can be nested: torchrun in any of the others, and mpirun in srun. The innermost one
     counts.
-
-    Raises
-    ------
-    ConfigurationError
-        A launcher has set the rank without the size, or the size without the rank.
     """
-    place = _TORCHRUN.place()
-    if place is not None and place.local_rank is not None:
-        return place
+    found = _TORCHRUN.read()
+    if found is not None and found.local_rank is not None:
+        return found
     srun = _of_srun()
-    others = [place for place in (row.complete(srun) for row in _OTHERS) if place] + srun
-    place = _TORCHRUN.complete(others) or next(iter(others), None)
-    if place is None or place.local_rank is not None:
-        return place
-    known = (other for other in others if other.is_also(place) and other.local_rank is not None)
-    other = next(known, place)
-    return replace(place, local_rank=other.local_rank, local_size=other.local_size)
+    others = [found for found in (row.complete(srun) for row in _OTHERS) if found] + srun
+    found = _TORCHRUN.complete(others) or next(iter(others), None)
+    if found is None or found.local_rank is not None:
+        return found
+    known = (other for other in others if other.is_also(found) and other.local_rank is not None)
+    other = next(known, found)
+    return replace(found, local_rank=other.local_rank, local_size=other.local_size)
 
 
-def _of_srun() -> List[Place]:
+def _of_srun() -> List[WorkerRank]:
     if not slurm.is_step():
         return []
     row = _Variables(_SRUN, "SLURM_PROCID", slurm.tasks_variable(), "SLURM_LOCALID")
-    place = row.complete([])
-    return [] if place is None else [replace(place, local_size=slurm.tasks_here())]
+    found = row.complete([])
+    return [] if found is None else [replace(found, local_size=slurm.tasks_here())]
 
 
-def of_bpslaunch() -> Optional[Place]:
-    """The place in the variables of bpslaunch, such as DMLC_ROLE; None if this is not a worker.
+def of_bpslaunch() -> Optional[WorkerRank]:
+    """The rank in the variables of bpslaunch, such as DMLC_ROLE; None if this is not a worker.
 
     It is also None if bpslaunch has started torchrun: torchrun's variables count then.
     """
@@ -139,33 +118,28 @@ def of_bpslaunch() -> Optional[Place]:
     local_rank, local_size = cluster.local_rank, cluster.local_size
     if env.is_set("LOCAL_RANK") and env.is_set("LOCAL_WORLD_SIZE"):  # bpslaunch --local's
         local_rank, local_size = env.get("LOCAL_RANK"), env.get("LOCAL_WORLD_SIZE")
-    return Place(_BPSLAUNCH, cluster.rank, cluster.total_workers, local_rank, local_size)
+    return WorkerRank(_BPSLAUNCH, cluster.rank, cluster.total_workers, local_rank, local_size)
 
 
-def address(place: Place) -> Tuple[str, int]:
-    """The address and the port at which worker 0 listens.
+def address(found: WorkerRank) -> Tuple[str, int]:
+    """The address and the port at which worker 0 listens. ConfigurationError: they are not known.
 
     They are MASTER_ADDR and MASTER_PORT. If these are not set, bpslaunch's workers use the
     scheduler's address, because their job has no scheduler. Other workers of one machine use
     127.0.0.1. In a job of SLURM, the address is the first machine, and the port follows from the
     numbers of the job and the step.
-
-    Raises
-    ------
-    ConfigurationError
-        The address or the port is not known.
     """
     host, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
-    if place.launcher == _BPSLAUNCH:
+    if found.launcher == _BPSLAUNCH:
         host, port = host or _given("DMLC_PS_ROOT_URI"), port or _given("DMLC_PS_ROOT_PORT")
-    elif place.local_size == place.size:
-        host, port = host or "127.0.0.1", port or slurm.port(place.launcher == _SRUN)
+    elif found.local_size == found.size:
+        host, port = host or "127.0.0.1", port or slurm.port(found.launcher == _SRUN)
     else:
-        host = host or slurm.first_host(place.launcher == _SRUN)
-        port = port or slurm.port(place.launcher == _SRUN)
+        host = host or slurm.first_host(found.launcher == _SRUN)
+        port = port or slurm.port(found.launcher == _SRUN)
     if host is None or port is None:
         raise ConfigurationError(
-            f"{place}, but the address of worker 0 is not known: set MASTER_ADDR and MASTER_PORT "
+            f"{found}, but the address of worker 0 is not known: set MASTER_ADDR and MASTER_PORT "
             "to the address of its machine and a free port there, the same for all workers, or "
             "start the workers with torchrun"
         )
@@ -178,13 +152,7 @@ def _given(name: str) -> Any:
 
 
 def require_alone() -> None:
-    """Refuse to train alone if variables of a cluster are set. Only warn in a job of SLURM.
-
-    Raises
-    ------
-    ConfigurationError
-        DMLC_ROLE is "server" or "scheduler", or it is not set while DMLC_NUM_WORKER is > 1.
-    """
+    """Refuse to train alone if variables of a cluster are set. Only warn in a job of SLURM."""
     if env.is_set("DMLC_ROLE"):
         if not env.is_worker():
             raise ConfigurationError(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import List, Optional
 
-from .. import env
-from ..env import ConfigurationError
+from ... import env
+from ...env import ConfigurationError
 
 _PSEUDO_STEPS = 2**32 - 16  # the lowest step number of batch scripts and interactive shells
 _FIRST_PORT, _PORTS = 15000, 15000  # below the ports that Linux uses for outgoing connections
@@ -40,18 +40,7 @@ def tasks_here() -> Optional[int]:
 
 
 def first_host(of_step: bool) -> Optional[str]:
-    """The first machine of the step or the job; None if SLURM names no machine.
-
-    Parameters
-    ----------
-    of_step : bool
-        Whether to look for the step's machines first.
-
-    Raises
-    ------
-    ConfigurationError
-        The variable is not a list of hosts.
-    """
+    """The first machine of the step or the job; None if SLURM names no machine."""
     names = ["SLURM_STEP_NODELIST"] if of_step else []
     for name in (*names, "SLURM_JOB_NODELIST"):
         hosts = env.get(name)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import struct
 import threading
 from contextlib import suppress
 from typing import Any, Dict, Iterator, Optional, Tuple
 
-from .. import env
-from .heartbeat import Heartbeat
-from .returning import come_back, show_life
-from .session import LINE_BYTES, Session
+from ... import env
+from ...kernels import library
+from .protocol import LINE_BYTES, Session
+from .reconnection import come_back, show_life
+
+_start, _end = library.gluon_gc_heartbeat, library.gluon_gc_heartbeat_end
+_start.restype, _start.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_int)
+_end.restype, _end.argtypes = None, (ctypes.c_void_p,)
 
 _TICK = 1.0  # seconds between two checks without heartbeats
 _TCP_CLOSE = 7  # Linux's state of a connection that was reset
@@ -21,23 +26,27 @@ class SilentError(Exception):
     """The scheduler was silent for PS_HEARTBEAT_TIMEOUT."""
 
 
+class _Heartbeat:
+    """Sends an empty line at regular intervals, from a C++ thread of the library.
+
+    A Python thread would send nothing while another thread holds the interpreter's lock.
+    """
+
+    def __init__(self, link: socket.socket, seconds: float) -> None:
+        self._thread = _start(link.fileno(), int(1000 * seconds))
+
+    def end(self) -> None:
+        """Stop sending. Call it before the socket is closed."""
+        if self._thread:
+            _end(self._thread)
+            self._thread = None
+
+
 class Connection:
-    """Sends and receives messages and heartbeats on a socket to the scheduler.
+    """Sends and receives messages and heartbeats on a socket to the scheduler, which it owns.
 
-    It owns the socket, and reconnects after a reset once `survives` is called.
-
-    Parameters
-    ----------
-    link : socket
-        A connection to the scheduler, which has admitted this node.
-    session : Session
-        The secret and the numbering of lines of this connection.
-
-    Attributes
-    ----------
-    messages : iterator of dict or None
-        The scheduler's messages. It yields None at a heartbeat and when none arrives in time, and
-        ends when the scheduler is gone. It raises SilentError after PS_HEARTBEAT_TIMEOUT.
+    `messages` yields the scheduler's messages, and None at a heartbeat and when none arrives in
+    time. It ends when the scheduler is gone, and raises SilentError after PS_HEARTBEAT_TIMEOUT.
     """
 
     def __init__(self, link: socket.socket, session: Session) -> None:
@@ -52,11 +61,11 @@ class Connection:
 
     def _begin(self) -> None:
         interval = env.get("PS_HEARTBEAT_INTERVAL")
-        self._heartbeat = Heartbeat(self._link, interval) if interval else None
+        self._heartbeat = _Heartbeat(self._link, interval) if interval else None
         self._link.settimeout(interval or _TICK)
 
     def survives(self, name: str, port: int) -> None:
-        """From now on, reconnect to this port under this name if the network resets the socket."""
+        """Reconnect under this name to this port whenever the network resets the socket."""
         self._back = name, port
         self._show_life()
 

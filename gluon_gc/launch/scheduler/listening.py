@@ -5,22 +5,14 @@ from __future__ import annotations
 import errno
 import socket
 
-from ..env import ConfigurationError
+from ...env import ConfigurationError
 
 
 def listen(host: str, port: int, whose: str = "the scheduler's own") -> socket.socket:
     """A socket that listens at this address only, not on all interfaces of the machine.
 
-    Parameters
-    ----------
-    host, port : str, int
-    whose : str
-        The node on whose machine the address must be, for error messages.
-
-    Raises
-    ------
-    ConfigurationError
-        `host` is not an address or belongs to another machine, or the port is in use.
+    `whose` machine must have the address, for error messages. Raises ConfigurationError if `host`
+    is not an address or belongs to another machine, or if the port is in use.
     """
     try:
         address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]

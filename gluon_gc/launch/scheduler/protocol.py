@@ -1,4 +1,4 @@
-"""Signs and checks the lines of a connection between a node and the scheduler.
+"""The lines between a node and the scheduler: their signatures, and the hello that comes first.
 
 Each end first sends a nonce. Then each line is an HMAC-SHA256, the seal, and a message in JSON:
 
@@ -19,14 +19,22 @@ import secrets
 from collections import deque
 from typing import Any, Deque, Dict, Optional
 
+from ... import env
+from ...version import __version__
+
 LINE_BYTES = 8192
 """The largest number of bytes of a line."""
 _KEPT = 1000  # sent lines that are kept to be sent again: far more than are ever in flight
 _HEX = 64  # hexadecimal digits of a seal
+_MOST = 65536  # limit of ranks and of workers on a machine; a larger value is no valid hello
+FRAMEWORKS = {"mxnet": "MXNet", "torch": "PyTorch"}
+"""The frameworks that workers train with. All workers of a cluster have the same one."""
+ZEROMQ = b"\xff"
+"""The first byte of ZeroMQ, the protocol of MXNet's own nodes and of ps-lite's scheduler."""
 
 
 def nonce() -> str:
-    """A new nonce: the random text that an end of a connection sends first."""
+    """A new nonce."""
     return secrets.token_hex(16)
 
 
@@ -40,17 +48,7 @@ class OtherSecretError(ValueError):
 
 
 class Session:
-    """One end of a connection.
-
-    Parameters
-    ----------
-    secret : str, optional
-        GLUON_GC_SECRET.
-    node, scheduler : str
-        The nonces of the node and the scheduler.
-    is_node : bool
-        Whether this end is the node's.
-    """
+    """One end of a connection. It is given GLUON_GC_SECRET and the nonces of both ends."""
 
     def __init__(self, secret: Optional[str], node: str, scheduler: str, is_node: bool) -> None:
         nonces = f"{node} {scheduler}".encode()
@@ -84,15 +82,10 @@ class Session:
         return _mac(self._key, "either", 0, " ".join(map(str, words)).encode()).decode()
 
     def open(self, line: bytes) -> Dict[str, Any]:
-        """Check the next received line, and return its message.
+        """Check the next received line, and return its message. ValueError: it is no message.
 
-        Raises
-        ------
-        OtherSecretError
-            The seal is wrong. The error's text is "no" if it was made without a secret, and
-            otherwise "another".
-        ValueError
-            The line is not a message.
+        OtherSecretError has the text "no" if the seal was made without a secret, and else
+        "another".
         """
         seal, text = line[:_HEX], line[_HEX:].rstrip(b"\n")
         self._received += 1
@@ -123,3 +116,31 @@ def parsed(text: bytes) -> Dict[str, Any]:
 
 def _mac(key: bytes, sender: str, number: int, text: bytes) -> bytes:
     return hmac.new(key, f"{sender} {number} ".encode() + text, hashlib.sha256).hexdigest().encode()
+
+
+def required_settings() -> Dict[str, Any]:
+    """The values that must be the same on all nodes, by name."""
+    return {"version of gluon_gc": __version__, **env.shared_settings()}
+
+
+def restarts() -> Optional[int]:
+    """The number of restarts of this node so far; None if bpslaunch does not restart it."""
+    return env.get("GLUON_GC_RESTARTS")
+
+
+def check_hello(hello: Dict[str, Any]) -> None:
+    """Raise ValueError, KeyError or TypeError unless this is a valid hello of gluon_gc."""
+    rank, local_size = hello["rank"], hello["local_size"]
+    if hello["role"] not in ("worker", "server") or not isinstance(hello["settings"], dict):
+        raise ValueError
+    if hello["role"] == "worker":
+        if type(rank) is not int or type(local_size) is not int:
+            raise TypeError
+        if hello["framework"] not in FRAMEWORKS:
+            raise ValueError
+        if hello["store"] is not None:
+            host, port = hello["store"]
+            if type(host) is not str or type(port) is not int:
+                raise TypeError
+        if not 0 <= rank < _MOST or not 0 < local_size < _MOST:
+            raise ValueError

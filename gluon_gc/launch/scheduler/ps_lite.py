@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Callable
 
-from .leaving import die
+from ..leaving import die
 
 _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -25,13 +25,7 @@ def is_installed() -> bool:
 
 @lru_cache(maxsize=None)
 def library() -> ctypes.CDLL:
-    """The same library that MXNet's Python package loads.
-
-    Raises
-    ------
-    ImportError
-        MXNet is not installed.
-    """
+    """The same library that MXNet's Python package loads. ImportError: MXNet is not installed."""
     mxnet = importlib.util.find_spec("mxnet")
     path = mxnet and Path(mxnet.origin).with_name("libinfo.py")
     if path is None or not path.exists():

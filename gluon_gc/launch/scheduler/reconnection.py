@@ -17,11 +17,11 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple, TypeVar
 
-from .. import env
-from .session import LINE_BYTES, Session, nonce, parsed, plain
+from ... import env
+from .protocol import LINE_BYTES, Session, nonce, parsed, plain
 
 if TYPE_CHECKING:
-    from .nodes import Node
+    from .scheduler import Node
 
 _PROOF_SECONDS = 10  # for the proof of a node that has connected
 _STRANGERS = 64  # the most connections without a proof
@@ -31,14 +31,11 @@ _Result = TypeVar("_Result")
 
 
 def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[socket.socket, int]:
-    """Reconnect a node to the scheduler.
+    """Reconnect a node.
 
-    Returns the new connection, and the number of the node's lines that the scheduler has received.
+    Also returns the number of the node's lines that the scheduler has received.
 
-    Raises
-    ------
-    OSError
-        The scheduler has ended, or cannot be reached within PS_HEARTBEAT_TIMEOUT.
+    Raises OSError if the scheduler has ended, or cannot be reached within PS_HEARTBEAT_TIMEOUT.
     """
     return _introduced(address, lambda link: _return(link, name, session))
 
@@ -83,25 +80,23 @@ def _line(link: socket.socket) -> Dict[str, Any]:
         return parsed(lines.readline(LINE_BYTES))
 
 
-class Door:
-    """The port at which nodes reconnect, in the scheduler's asyncio loop.
-
-    Parameters
-    ----------
-    nodes : mapping
-        The nodes that have joined, by name.
-    """
+class ReturnPort:
+    """The port at which nodes reconnect, in the scheduler's asyncio loop."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
         self._strangers = 0
 
-    async def open(self, host: str) -> int:
-        """Listen at an address of this machine. Returns the port."""
-        self._server = await asyncio.start_server(self._meet, host, 0, limit=LINE_BYTES)
+    async def open(self, host: str) -> None:
+        """Listen at an address of this machine."""
+        self._server = await asyncio.start_server(self._accept, host, 0, limit=LINE_BYTES)
+
+    @property
+    def number(self) -> int:
+        """The number of the port."""
         return self._server.sockets[0].getsockname()[1]
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._strangers >= _STRANGERS:
             writer.close()
             return
@@ -122,6 +117,6 @@ class Door:
         if not hmac.compare_digest(node.session().proof(challenge, name, purpose), shown["proof"]):
             raise ValueError
         if purpose == _LIVES:
-            node.lives(reader, writer)
+            node.watch_life(reader, writer)
         else:
-            node.let_in(reader, writer, int(purpose))
+            node.reconnect(reader, writer, int(purpose))

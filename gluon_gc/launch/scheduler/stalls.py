@@ -2,8 +2,65 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+from ... import env
+from ...log import logger
+from ..leaving import die
+
+_TICK = 1.0  # seconds between two looks at the progress of a `StallWatch`
+
+
+class Progress:
+    """Counts the messages that this worker has sent, and the answers that it has received.
+
+    All workers count in the same way, so a worker with a smaller count is behind the others.
+    """
+
+    def __init__(self) -> None:
+        self._sent = self._answered = 0
+        self._doing = ""
+        self._watched: Dict[Callable[[], Tuple[int, bool]], int] = {}
+
+    @contextmanager
+    def waiting(self, doing: str = "") -> Iterator[None]:
+        """Mark a block in which this thread waits until all workers have come to the same block.
+
+        `doing` is the user's call in which it waits.
+        """
+        self._sent += 1
+        self._doing = doing
+        yield
+        self._answered += 1
+        self._doing = ""
+
+    def watch(self, server: int, messages: Callable[[], Tuple[int, bool]]) -> None:
+        """Count messages to a server: their number, and whether the last one is unanswered."""
+        self._watched[messages] = server
+
+    def unwatch(self, messages: Callable[[], Tuple[int, bool]]) -> None:
+        """Forget a function given to `watch`. Its messages are answered, and stay counted."""
+        if self._watched.pop(messages, None) is not None:
+            number, _ = messages()
+            self._sent += number
+            self._answered += number
+
+    def now(self) -> Dict[str, Any]:
+        """The numbers of messages and answers, the servers that have not answered, and the call."""
+        sent, unanswered = self._sent, self._sent - self._answered
+        servers = set()
+        for messages, server in list(self._watched.items()):
+            number, awaited = messages()
+            sent += number
+            if awaited:
+                unanswered += 1
+                servers.add(server)
+        answered = sent - unanswered
+        doing = {"doing": self._doing} if self._doing else {}
+        return {"sent": sent, "answered": answered, "servers": sorted(servers), **doing}
 
 
 @dataclass
@@ -23,14 +80,7 @@ class Stalls:
     """Finds stalls in the `Progress` that workers report.
 
     In a stall, at least one worker waits for an answer. A long computation on all workers is not a
-    stall.
-
-    Parameters
-    ----------
-    where : callable
-        Returns the name and the host of a node, given its name.
-    warn_after, give_up_after : float
-        Seconds without an answer; 0 means never.
+    stall. `where` returns the name and the host of a node. 0 seconds mean never.
     """
 
     def __init__(
@@ -46,10 +96,10 @@ class Stalls:
         by_rank = sorted(workers, key=lambda name: (len(name), name))
         self._workers = {name: _Worker() for name in by_rank}
 
-    def heed(
+    def update(
         self, name: str, sent: int, answered: int, servers: Sequence[int], doing: str = ""
     ) -> None:
-        """Update the progress of a worker. The parameters are the fields of `Progress.now`."""
+        """Update the progress of a worker with the result of `Progress.now`."""
         worker = self._workers[name]
         if answered != worker.answered:
             worker.waited = 0.0
@@ -57,17 +107,9 @@ class Stalls:
         worker.doing = doing
 
     def look(self, seconds: float) -> Tuple[str, str]:
-        """Look for a stall.
+        """Look for a stall: a text to warn with, and a reason to give up. Both may be empty.
 
-        Parameters
-        ----------
-        seconds : float
-            The time since the last look, without time in which this process was suspended.
-
-        Returns
-        -------
-        warning, problem : str
-            A text to warn with, and a reason to give up; both are empty if there is no stall.
+        `seconds` is the time since the last look, without time in which this process was suspended.
         """
         for worker in self._workers.values():
             worker.waited = worker.waited + seconds if worker.waits else 0.0
@@ -117,3 +159,34 @@ class Stalls:
             f"no exchange has finished for {seconds:g} s, although all workers have sent their "
             f"messages: no answer from {whom}"
         )
+
+
+class StallWatch(Stalls):
+    """A thread that warns if this worker waits too long, and then ends the process.
+
+    It is for jobs without a scheduler, as with Horovod. It cannot know which workers are late.
+    """
+
+    def __init__(self, name: str, progress: Progress) -> None:
+        super().__init__(str, env.get("GLUON_GC_STALL_SECONDS"), env.get("GLUON_GC_TIMEOUT"))
+        self.expect([name])
+        self._name, self._progress = name, progress
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="gluon_gc stall watch", daemon=True).start()
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_TICK):
+            self.update(self._name, **self._progress.now())
+            warning, problem = self.look(_TICK)
+            if problem:
+                die(f"{self._name} ends: {problem}")
+            if warning:
+                logger.warning("%s: %s", self._name, warning)
+
+    def _described(self, seconds: float) -> str:
+        call = self._awaited_call()
+        return f"no exchange has finished for {seconds:g} s: waiting for other workers{call}"

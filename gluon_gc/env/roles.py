@@ -6,41 +6,22 @@ import os
 from dataclasses import dataclass
 from typing import Optional
 
-from ..variables import KINDS
 from .reading import ConfigurationError, get, is_set
+from .variables import KINDS
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The size of a cluster, and the role and ranks of this process in it.
-
-    Parameters
-    ----------
-    role : str
-        "worker", "server" or "scheduler".
-    root_uri, root_port : str, int
-        The address and the port of the scheduler.
-    num_worker, num_server : int
-        The number of worker machines and of server processes.
-    worker_id : int or None
-        The number of this worker's machine. None for the other roles.
-    local_rank, local_size : int
-        The number of this worker on its machine, and the number of workers on each machine.
-
-    Raises
-    ------
-    ConfigurationError
-        A number is not below its limit.
-    """
+    """The size of a cluster, and the role and ranks of this process in it."""
 
     role: str
-    root_uri: str
+    root_uri: str  # of the scheduler
     root_port: int
-    num_worker: int
-    num_server: int
-    worker_id: Optional[int]
+    num_worker: int  # worker machines
+    num_server: int  # server processes
+    worker_id: Optional[int]  # the number of this worker's machine; None for the other roles
     local_rank: int = 0
-    local_size: int = 1
+    local_size: int = 1  # workers on each machine
 
     def __post_init__(self) -> None:
         def below(name: str, value: int, limit_name: str, limit: int) -> None:
@@ -65,19 +46,9 @@ class Cluster:
 
 
 def cluster(role: Optional[str] = None, servers_needed: bool = True) -> Cluster:
-    """The cluster of this process, from the environment.
+    """The cluster of this process. PyTorch's jobs need no servers.
 
-    Parameters
-    ----------
-    role : str, optional
-        The role of this process. By default DMLC_ROLE.
-    servers_needed : bool
-        Whether DMLC_NUM_SERVER must be > 0. PyTorch jobs have no servers.
-
-    Raises
-    ------
-    ConfigurationError
-        A variable is missing, is wrong, or contradicts another one.
+    `role` is DMLC_ROLE by default.
     """
     role = role or get("DMLC_ROLE")
     get("DMLC_PS_VAN_TYPE")  # a wrong value is an error now, not after the node has waited
