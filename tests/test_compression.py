@@ -14,7 +14,7 @@ from gluon_gc.compression import (
     stream,
     users_of,
 )
-from gluon_gc.compression.ignored import ignored, warn_of_ignored
+from gluon_gc.compression.known_keys import ignored, warn_of_ignored
 from gluon_gc.compression.params import _warn_of_bias
 from gluon_gc.options import listed
 from tests.compressors import params_of

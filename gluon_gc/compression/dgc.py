@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Sequence, Union
 
 from ..options import Option, real, switch, whole
-from .base import Compressor, register
-from .option import seed, share_or_count, value_bits
+from .base import Compressor, register, seed, share_or_count, value_bits
 
 
 def _shares(value: Any) -> bool:
