@@ -23,42 +23,17 @@ from .selection import Measure, recalled
 
 
 class Decision(NamedTuple):
-    """A choice of "auto".
+    """A choice of "auto"."""
 
-    Parameters
-    ----------
-    name : str
-        The name of the candidate that compresses the vectors of rounds.
-    value : int
-        The value of the algorithm's `chosen_option`.
-    """
-
-    name: str
-    value: int
+    name: str  # of the candidate that compresses the vectors of rounds
+    value: int  # of the algorithm's `chosen_option`
 
 
 class AutomaticAlgorithm:
     """The algorithm and the compression of a trainer, before and after "auto" has chosen them.
 
     Without "auto", they are as given from the start. Subclasses choose for one algorithm.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-    params : mapping of CompressionParams
-        The requested compression of each parameter, by name or index.
-    option_given : bool
-        Whether the user has given the algorithm's `chosen_option`.
-
-    Attributes
-    ----------
-    automatic : bool
-        Whether a parameter has the compressor "auto".
-    decision : Decision, optional
-        None: there is no choice yet.
-    algorithm : Algorithm
-    params : dict of CompressionParams
-        The compression of each parameter.
+    `option_given` is whether the user has given the algorithm's `chosen_option`.
     """
 
     until_chosen: ClassVar[Mapping[str, int]] = {}
@@ -113,12 +88,8 @@ class AutomaticAlgorithm:
     ) -> Optional[Decision]:
         """Return the decision in a checkpoint; None if it has none, or one is made already.
 
-        Parameters
-        ----------
-        saved : mapping
-            The identities of the CompressionParams in the checkpoint, by the key of `params`.
-        algorithm : mapping, optional
-            The algorithm's name and options in the checkpoint.
+        `saved` has the identities of the CompressionParams in the checkpoint, by the key of
+        `params`, and `algorithm` the name and the options.
         """
         if not self.undecided or not algorithm or algorithm["name"] != self.algorithm.name:
             return None
@@ -161,22 +132,11 @@ class AutomaticAlgorithm:
         seconds: float,
         says: bool = True,
     ) -> Decision:
-        """Choose. All workers call this together.
+        """Choose, and log the choice and its reason if `says`. All workers call this together.
 
-        Parameters
-        ----------
-        tensors : sequence of Tensor
-            The vectors of a round before the choice, with the requested params.
-        shapes : sequence of sequence of int
-            The shapes of their parameters.
-        topology : Topology, optional
-            None if nothing is sent over a network. Then nothing is compressed.
-        measure : callable
-            See `selection.Measure`.
-        seconds : float
-            The attribute of that name on the slowest worker.
-        says : bool
-            Whether to log the choice and its reason.
+        `tensors` are the vectors of a round before the choice, with the requested params, and
+        `shapes` those of their parameters. `topology` is None if nothing is sent over a network:
+        then nothing is compressed. `seconds` is the attribute of that name on the slowest worker.
         """
         raise NotImplementedError
 

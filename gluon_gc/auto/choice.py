@@ -35,17 +35,9 @@ _BUFFERED = 0.5  # exchanges below this share of the largest one's time a byte a
 
 
 class Load(NamedTuple):
-    """The traffic of an exchange, from one worker in one direction.
+    """The traffic of an exchange, from one worker in one direction."""
 
-    Parameters
-    ----------
-    messages : float
-        The number of messages. A chunk smaller than `plan.SMALL_BYTES` shares a message with
-        others, so it counts as a fraction.
-    bytes : int
-    """
-
-    messages: float
+    messages: float  # a chunk smaller than `plan.SMALL_BYTES` shares one: it counts as a fraction
     bytes: int
 
     @classmethod
@@ -56,37 +48,20 @@ class Load(NamedTuple):
 
 
 class Way(NamedTuple):
-    """The cost of one kind of traffic.
+    """The cost of one kind of traffic."""
 
-    Parameters
-    ----------
-    message : float
-        Seconds for each message, in addition to the time for its bytes.
-    rate : float
-        Bytes per second of the busiest link in each direction, or less if the processors cannot
-        keep up with the link.
-    """
-
-    message: float
-    rate: float
+    message: float  # seconds for each message, in addition to the time for its bytes
+    rate: float  # bytes/s of the busiest link in each direction, or less if processors are slower
 
     @classmethod
     def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> Way:
-        """Fit the cost to measured exchanges.
+        """Fit the cost to measured exchanges of one kind, the smallest first, with their seconds.
 
         The model is a fixed time, plus a time for each message, plus a time for each byte. The
         three terms are fitted by least squares of relative errors. A term is left out if it would
-        be negative, or if there are too few exchanges to fit it.
-
-        Exchanges that take far less time a byte than the largest one are ignored, because a buffer
-        took their bytes.
-
-        Parameters
-        ----------
-        sent : sequence of (Load, float)
-            Exchanges of one kind, the smallest first, with their seconds.
-        passes : float
-            How many times the bytes of an exchange pass the busiest link.
+        be negative, or if there are too few exchanges to fit it. Exchanges that take far less time
+        a byte than the largest one are ignored, because a buffer took their bytes. The bytes of an
+        exchange pass the busiest link `passes` times.
         """
         pace = sent[-1][1] / sent[-1][0].bytes
         sent = [(load, took) for load, took in sent if took > _BUFFERED * pace * load.bytes]
@@ -103,15 +78,7 @@ class Way(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The connection between the workers.
-
-    Parameters
-    ----------
-    float32, float16 : Way
-        The cost of uncompressed values, which the engine sums.
-    payload : Way
-        The cost of payloads.
-    """
+    """The cost of uncompressed values, which the engine sums, and of payloads."""
 
     float32: Way
     float16: Way
@@ -125,18 +92,10 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Topology:
-    """The numbers of machines and servers.
+    """The numbers of machines and servers."""
 
-    Parameters
-    ----------
-    machines : int
-        The number of machines. The number of workers, if each worker sends its own gradients.
-    servers : int
-        The number of servers. 0 if each machine aggregates a share of the gradients.
-    """
-
-    machines: int
-    servers: int
+    machines: int  # the number of workers, if each worker sends its own gradients
+    servers: int  # 0 if each machine aggregates a share of the gradients
 
     @property
     def passes(self) -> float:
@@ -157,35 +116,19 @@ class Topology:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of a cluster.
-
-    Parameters
-    ----------
-    link : Link
-    kernels : mapping
-        The speed of each compressor, by the name of the candidate.
-    """
+    """The measurements of a cluster."""
 
     link: Link
-    kernels: Mapping[str, Speed]
+    kernels: Mapping[str, Speed]  # of each compressor, by the name of the candidate
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen candidates.
+    """The chosen candidates."""
 
-    Parameters
-    ----------
-    names : dict
-        The name of a candidate (see `compression.candidates`) for each tensor, by its name.
-    seconds, plain_seconds : float
-        The predicted time from the end of backward to the end of the last exchange, with these
-        candidates and without compression.
-    """
-
-    names: Dict[str, str]
-    seconds: float
-    plain_seconds: float
+    names: Dict[str, str]  # of the candidate for each tensor, by its name
+    seconds: float  # predicted from the end of backward to the end of the last exchange
+    plain_seconds: float  # the same without compression
 
 
 def choose(
@@ -205,19 +148,9 @@ def choose(
     3. If the step is less than 10 % or less than 0.1 ms faster than without compression, nothing is
        compressed.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        In the order in which backward computes them.
-    measured : Measured
-    topology : Topology
-    partition_bytes : int
-        The most bytes of a chunk.
-    min_compress_bytes : int
-        Tensors with fewer bytes are not compressed.
-    ready : sequence of float, optional
-        When backward has computed each tensor, in seconds after the first one. By default all
-        tensors are ready at the start.
+    Tensors are in the order in which backward computes them, each `ready` this many seconds after
+    the first one (by default all at the start). Those under `min_compress_bytes` are not
+    compressed.
     """
     ready = [0.0] * len(tensors) if ready is None else ready
     costs: List[Dict[str, float]] = [

@@ -49,7 +49,6 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
         seconds: float,
         says: bool = True,
     ) -> Decision:
-        """Choose; `seconds` is the time for an element on the slowest worker."""
         if topology is None:
             return Decision(PLAIN, 0)
         measured = measure({})

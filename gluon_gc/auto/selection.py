@@ -25,20 +25,10 @@ def chosen(
     ready: Optional[Sequence[float]] = None,
     says: bool = True,
 ) -> List[str]:
-    """The name of the chosen candidate for each tensor.
+    """The chosen candidate of each tensor, in the order in which backward computes them.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        In the order in which backward computes them. Their params have an accuracy.
-    topology : Topology, optional
-        None if nothing is sent over a network. Then nothing is compressed.
-    measure : callable
-        See `Measure`.
-    ready : sequence of float, optional
-        See `choice.choose`.
-    says : bool
-        Whether to log the choice and its reason.
+    Nothing is sent over a network if `topology` is None. Then nothing is compressed. `ready` is
+    that of `choice.choose`. `says` is whether to log the choice and its reason.
     """
     compressors = _compressors(tensors)
     if topology is None or not compressors:
