@@ -28,22 +28,9 @@ Message = Dict[str, Any]
 def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
     """Check that all workers have the same facts, in the same order. All workers call this.
 
-    Only the values are compared. Subjects may differ between workers.
-
-    Parameters
-    ----------
-    rank : int
-        The rank of this worker.
-    facts : Facts
-        The environment variables in `_SETTINGS` are added to them.
-    ask : callable
-        Takes this worker's message. Returns the result of `compare` for the messages of all
-        workers, which is the same on all workers.
-
-    Raises
-    ------
-    RuntimeError
-        Facts differ. The error is raised on all workers.
+    Only the values are compared. Subjects may differ between workers. The environment variables in
+    `_SETTINGS` are added. `ask` takes this worker's message, and returns the result of `compare`
+    for the messages of all workers. All workers raise RuntimeError if facts differ.
     """
     settings = {name: env.get(name) for name in _SETTINGS}
     own = [[subject, _shortened(values)] for subject, values in (("", settings), *facts)]
@@ -58,13 +45,10 @@ def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
 
 
 def compare(messages: List[Message]) -> Message:
-    """Compare the messages of all workers.
+    """Compare the messages of all workers. The result is empty if they are the same.
 
-    Returns
-    -------
-    dict
-        Empty if all messages are the same. {"block": i} if digest i differs: the workers must then
-        send the facts of that block. {"problem": text} with the first difference.
+    It is {"block": i} if digest i differs: the workers must then send the facts of that block. It
+    is {"problem": text} with the first difference.
     """
     first, *others = sorted(messages, key=lambda message: message["rank"])
     for message in messages:

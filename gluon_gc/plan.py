@@ -52,38 +52,16 @@ def require_on_nonfinite(value: Any) -> None:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Describes a gradient, or another array that the workers average. It holds no values.
+    """Describes a gradient, or another array that the workers average. It holds no values."""
 
-    Parameters
-    ----------
-    name : str
-        A unique name, the same on all workers.
-    size : int
-        Number of elements.
-    dtype : str
-    params : CompressionParams
-        The compressor and its options.
-    index : int
-        The parameter's position in its trainer or model. It is added to the compressor's seed, so
-        that each parameter has its own stream of random numbers.
-    called : str
-        The name of the tensor in error messages. It must be given if on_nonfinite is "raise".
-    on_nonfinite : str
-        What to do if the average of the tensor has a NaN or an infinity. "raise": raise an error.
-        "skip": report it to the caller, which skips the step. "propagate": nothing.
-    rows : int
-        The number of rows of a row-sparse tensor, such as the gradient of an embedding. Only the
-        rows with a gradient are sent. 0 if the tensor is dense.
-    """
-
-    name: str
-    size: int
+    name: str  # unique, and the same on all workers
+    size: int  # number of elements
     dtype: str
     params: CompressionParams
-    index: int = 0
-    called: str = ""
-    on_nonfinite: str = "propagate"
-    rows: int = 0
+    index: int = 0  # the parameter's position, added to the seed: each has its own random stream
+    called: str = ""  # the name in error messages, needed if on_nonfinite is "raise"
+    on_nonfinite: str = "propagate"  # or "raise", or "skip": the caller then skips the step
+    rows: int = 0  # of a row-sparse tensor, of which only rows with a gradient are sent; 0: dense
 
     @property
     def num_bytes(self) -> int:
@@ -119,31 +97,15 @@ class Slice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The unit that is summed: a slice of one tensor, or several small uncompressed tensors.
+    """The unit that is summed: a slice of one tensor, or several small uncompressed tensors."""
 
-    Parameters
-    ----------
-    slices : tuple of Slice
-        The elements of the chunk. A compressed chunk has one slice. An uncompressed chunk may have
-        slices of several tensors.
-    dtype : str
-        Compressed: the dtype of the compressor's arithmetic. Uncompressed: the dtype of the values
-        that are sent.
-    params : CompressionParams, optional
-        The compressor and its options. None if the values are sent and summed uncompressed.
-    message_bytes : int
-        The largest number of bytes that a worker sends for this chunk to a parameter server in a
-        step: the payload and, unless the server sums payloads as they are, its framing
-        (`_framed_bytes`). Without servers, payloads are not framed.
-    rows : int
-        The number of rows of a row-sparse tensor. 0 if the tensor is dense.
-    """
-
-    slices: Tuple[Slice, ...]
-    dtype: str
-    params: Optional[CompressionParams]
+    slices: Tuple[Slice, ...]  # one, or of several tensors if uncompressed
+    dtype: str  # of the compressor's arithmetic, or else of the values that are sent
+    params: Optional[CompressionParams]  # None if the values are sent and summed uncompressed
+    # The most bytes that a worker sends to a parameter server for this chunk in a step: the payload
+    # and, unless the server sums payloads as they are, its framing.
     message_bytes: int
-    rows: int = 0
+    rows: int = 0  # of a row-sparse tensor; 0: dense
 
     @property
     def size(self) -> int:
@@ -279,25 +241,13 @@ def _uncompressed_chunks(
 
 
 def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
-    """Cut tensors into chunks.
+    """Cut tensors into chunks: compressed ones in the order of the tensors, then uncompressed ones.
 
     Uncompressed tensors of one dtype share chunks, up to `SMALL_BYTES`. Larger ones do not: a chunk
     is summed by one server, and none of its tensors is ready before all of it has been summed.
+    Uncompressed row-sparse tensors are exchanged in another way. Row-sparse tensors are not cut.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        Without uncompressed row-sparse tensors, which are exchanged in another way.
-    partition_bytes : int
-        The maximum size of a chunk before compression (BYTEPS_PARTITION_BYTES). Row-sparse tensors
-        are not cut.
-    min_compress_bytes : int
-        Tensors with fewer bytes are sent uncompressed (BYTEPS_MIN_COMPRESS_BYTES).
-
-    Returns
-    -------
-    list of Chunk
-        Compressed chunks in the order of the tensors, then uncompressed chunks.
+    The sizes are BYTEPS_PARTITION_BYTES and BYTEPS_MIN_COMPRESS_BYTES, before compression.
     """
     chunks: List[Chunk] = []
     uncompressed: Dict[str, List[Tensor]] = {}
@@ -376,17 +326,7 @@ def spread(loads: Sequence[int], num_servers: int) -> List[int]:
     """Assign loads to servers so that the servers' totals are nearly equal.
 
     The largest load is assigned first. Each load goes to the server with the smallest total so far.
-
-    Parameters
-    ----------
-    loads : sequence of int
-        The bytes of each message, or another measure of the work that it causes.
-    num_servers : int
-
-    Returns
-    -------
-    list of int
-        The server of each load, from 0 to `num_servers` - 1.
+    A load is the bytes of a message, or another measure of the work that it causes.
     """
     totals = [0] * num_servers
     servers = [0] * len(loads)
