@@ -108,7 +108,7 @@ def test_each_neutral_module_has_a_layer():
         ("kernels/codec.py", "from ..compression import CompressionParams"),
         ("compression/params.py", "from .. import plan"),
         ("checkpoint/file.py", "from ..auto import probe"),
-        ("env/reading.py", "from .. import kernels"),
+        ("env/variables.py", "from .. import kernels"),
     ],
 )
 def test_an_import_upwards_is_found(file, source):
