@@ -28,7 +28,6 @@ such as BYTEPS_PARTITION_BYTES, so all plans are equal.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -36,7 +35,7 @@ import numpy as np
 from .agreement import Facts
 from .compression import CompressionParams
 from .kernels import frame_words, rows_head_bytes
-from .log import logger
+from .log import warn_once
 
 ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024
@@ -276,17 +275,13 @@ def warn_if_uncompressed(tensors: Sequence[Tensor], min_compress_bytes: int) -> 
     if not named or any(travels_compressed(tensor, min_compress_bytes) for tensor in named):
         return
     sizes = [tensor.num_bytes for tensor in named if tensor.floating]
-    _warn_of_no_compression(
+    warn_once(
+        "compression_params name a compressor, but nothing is compressed: %s",
         f"the largest tensor has {max(sizes)} bytes, and BYTEPS_MIN_COMPRESS_BYTES is "
         f"{min_compress_bytes}"
         if sizes
-        else f"tensors of dtype {named[0].dtype} are never compressed"
+        else f"tensors of dtype {named[0].dtype} are never compressed",
     )
-
-
-@lru_cache(maxsize=None)  # one warning per process and reason
-def _warn_of_no_compression(reason: str) -> None:
-    logger.warning("compression_params name a compressor, but nothing is compressed: %s", reason)
 
 
 def applies_momentum(tensor: Tensor, min_compress_bytes: int) -> bool:

@@ -10,10 +10,9 @@ is added:
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Optional, Sequence
 
-from ..log import logger
+from ..log import warn_once
 from ..options import listed
 from .params import CompressionParams
 
@@ -39,7 +38,9 @@ def require_linear(optimizer: Any, linear: Sequence[type]) -> None:
     The result is the same as in the optimizer only if the update is linear in the gradient, as that
     of the types `linear` is. For a subclass from elsewhere, one warning is logged.
     """
-    kinds = [kind for kind in type(optimizer).__mro__ if not _is_ours(kind)]
+    kinds = [
+        kind for kind in type(optimizer).__mro__ if kind.__module__.partition(".")[0] != "gluon_gc"
+    ]
     names = listed([kind.__name__ for kind in linear], "and")
     if not isinstance(optimizer, tuple(linear)):
         raise ValueError(
@@ -49,18 +50,9 @@ def require_linear(optimizer: Any, linear: Sequence[type]) -> None:
         )
     frameworks = {kind.__module__.partition(".")[0] for kind in linear}
     if kinds[0].__module__.partition(".")[0] not in frameworks:
-        _warn_of_subclass(f"{kinds[0].__module__}.{kinds[0].__qualname__}", names)
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "gluon_gc"
-
-
-@functools.lru_cache(maxsize=None)  # one warning per process
-def _warn_of_subclass(name: str, linear: str) -> None:
-    logger.warning(
-        "compression applies the momentum of %s: its update must be linear in the gradient, as "
-        "that of %s is",
-        name,
-        linear,
-    )
+        warn_once(
+            "compression applies the momentum of %s: its update must be linear in the gradient, as "
+            "that of %s is",
+            f"{kinds[0].__module__}.{kinds[0].__qualname__}",
+            names,
+        )

@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Type
 import numpy as np
 
 from .. import kernels
-from ..log import logger
+from ..log import logger, warn_once
 from .base import Compressor, registry
 from .known_keys import AUTO, common, is_for, keys_that_are_on
 
@@ -255,7 +255,11 @@ def parse(
             "feedback: add 'ef': 'vanilla', or leave the key out"
         )
     if kind.aggregator_repeats and values.get("seed") and exchange == "two_way":
-        _warn_of_bias(name)
+        warn_once(
+            "%s with a seed makes the average biased, because the sum is rounded with the random "
+            "numbers of worker 0, as in BytePS: leave out 'seed', or use 'exchange': 'gather'",
+            name,
+        )
     return CompressionParams(
         ef=values.pop("ef", None),
         ef_decay=float(values.pop("ef_decay", 1)),
@@ -264,15 +268,6 @@ def parse(
         nesterov=has_momentum or nesterov or not accumulates,
         exchange=exchange,
         compressor=_compressor(kind, values),
-    )
-
-
-@lru_cache(maxsize=None)  # one warning per process
-def _warn_of_bias(name: str) -> None:
-    logger.warning(
-        "%s with a seed makes the average biased, because the sum is rounded with the random "
-        "numbers of worker 0, as in BytePS: leave out 'seed', or use 'exchange': 'gather'",
-        name,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 import numpy as np
 
 from .. import env
-from ..log import logger
+from ..log import warn_once
 
 _pointer, _size, _integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _ISAS = ("scalar", "avx2", "avx512")
@@ -292,13 +292,8 @@ def runs_on_gpu(source: str) -> bool:
     """
     reason = library.gluon_gc_cuda_ready(source.encode())
     if reason is not None:
-        _warn_of_no_gpu(reason.decode())
+        warn_once("gradients on a GPU are copied to the CPU to be compressed: %s", reason.decode())
     return reason is None
-
-
-@lru_cache(maxsize=None)
-def _warn_of_no_gpu(reason: str) -> None:
-    logger.warning("gradients on a GPU are copied to the CPU to be compressed: %s", reason)
 
 
 def isas() -> Tuple[str, ...]:

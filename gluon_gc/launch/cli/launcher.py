@@ -109,11 +109,6 @@ def horovod_command(command: Sequence[str], workers: int) -> List[str]:
     return [horovodrun, "--gloo", "-np", str(workers), *runnable(command)]
 
 
-def _become(command: Sequence[str], environ: dict) -> NoReturn:
-    """Replace this process by the command, which gets its signals, terminal and exit code."""
-    os.execvpe(command[0], list(command), environ)
-
-
 def _run(tasks: Callable[[], List[Task]], max_restarts: int) -> int:
     """Run the tasks that `tasks` returns. After a failure, call it again and restart them."""
 
@@ -126,9 +121,10 @@ def _run(tasks: Callable[[], List[Task]], max_restarts: int) -> int:
 
 def _run_alone(task: Task, max_restarts: int) -> int:
     """Run the only process of this machine."""
-    # A shell would not pass signals on to its program, so it needs a supervisor.
+    # The process replaces this one, and gets its signals, terminal and exit code. A shell would
+    # not pass signals on to its program, so it needs a supervisor.
     if not max_restarts and not keeps_shell(task.command):
-        _become(task.command, task.environ)
+        os.execvpe(task.command[0], task.command, task.environ)
     return _run(lambda: [replace(task, bare=True)], max_restarts)
 
 
@@ -141,7 +137,12 @@ def _start(arguments: argparse.Namespace) -> int:
         servers = _servers(arguments.s)
         return _run(lambda: local_tasks(command, workers, servers), restarts)
     if not env.is_set("DMLC_ROLE"):
-        _refuse_without_role(command)
+        if not command:
+            show(_parser().format_usage())
+        raise env.ConfigurationError(
+            "DMLC_ROLE is not set: set it to worker, server or scheduler, or use --local, which "
+            "starts a whole cluster on this machine"
+        )
     role = env.get("DMLC_ROLE")
     if role == "worker":
         tasks = worker_tasks(command)
@@ -171,15 +172,6 @@ def _servers(wanted: Optional[int]) -> int:
     if wanted:
         say(f"-s {wanted} is ignored: servers are for MXNet, which is not installed")
     return 0
-
-
-def _refuse_without_role(command: Sequence[str]) -> NoReturn:
-    if not command:
-        show(_parser().format_usage())
-    raise env.ConfigurationError(
-        "DMLC_ROLE is not set: set it to worker, server or scheduler, or use --local, which starts "
-        "a whole cluster on this machine"
-    )
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

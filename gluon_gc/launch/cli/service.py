@@ -32,20 +32,13 @@ def _serve(role: str) -> None:
     from gluon_gc.launch.scheduler import ps_lite
 
     if role == "server" and not ps_lite.is_installed():
-        _refuse_workers_of_mxnet()
+        from gluon_gc import env
+        from gluon_gc.launch.scheduler.lifeline import join
+
+        # After a job of PyTorch, this raises NotNeededError. Otherwise all nodes end.
+        lifeline = join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+        lifeline.abandon("MXNet is not installed")
     import_module(SERVICES[role]).serve()
-
-
-def _refuse_workers_of_mxnet() -> None:
-    """Join as a server without MXNet.
-
-    Raises NotNeededError after a job of PyTorch. Otherwise all nodes end with the reason.
-    """
-    from gluon_gc import env
-    from gluon_gc.launch.scheduler.lifeline import join
-
-    lifeline = join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
-    lifeline.abandon("MXNet is not installed")
 
 
 if __name__ == "__main__":

@@ -195,7 +195,10 @@ class _Supervisor:
                 self.stop(self.asked)
                 return 128 + self.asked
             if self._output.error is not None:
-                return self._without_output(self._output.error)
+                if isinstance(self._output.error, BrokenPipeError):
+                    return 128 + signal.SIGPIPE
+                say(f"the output cannot be written: {self._output.error.strerror}")
+                return 1
             if failed is None:
                 return 0
             self._forget()
@@ -236,18 +239,13 @@ class _Supervisor:
 
         Its last lines are repeated, unless they are just above on the same terminal or file.
         """
-        visible = self._output.last_name == child.task.name and _one_stream()
+        visible = self._output.last_name == child.task.name and os.path.sameopenfile(
+            sys.stdout.fileno(), sys.stderr.fileno()
+        )
         self.stop()
         last_lines = "".join(f"\n  {line}" for line in child.last_lines if not visible)
         lines = f"; its last lines:{last_lines}" if last_lines else ""
         say(child.obituary() + ("" if self.asked else what_next) + lines)
-
-    def _without_output(self, error: OSError) -> int:
-        """The exit code after the output could not be written."""
-        if isinstance(error, BrokenPipeError):
-            return 128 + signal.SIGPIPE
-        say(f"the output cannot be written: {error.strerror}")
-        return 1
 
     def _forget(self) -> None:
         """Drop the ended children before a restart."""
@@ -264,11 +262,6 @@ class _Supervisor:
         signal.set_wakeup_fd(-1)
         for end in (self._wakeup, self._waker, self._selector):
             end.close()
-
-
-def _one_stream() -> bool:
-    """Whether stdout and stderr go to the same place."""
-    return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
 
 def run(tasks: Callable[[int], Sequence[Task]], max_restarts: int = 0) -> int:

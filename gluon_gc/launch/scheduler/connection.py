@@ -75,7 +75,9 @@ class Connection:
         with suppress(OSError):  # the scheduler is gone; reading will show it
             self._life = show_life((self._address, port), name, self._session)
         if before is not None:
-            _reset(before)  # a normal close would mean that this process has ended
+            # Reset it, because a normal close would mean that this process has ended.
+            before.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            before.close()
 
     @property
     def uri(self) -> str:
@@ -158,8 +160,3 @@ class Connection:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 yield self._session.open(line) if line else None
-
-
-def _reset(link: socket.socket) -> None:
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    link.close()

@@ -37,7 +37,12 @@ def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[so
 
     Raises OSError if the scheduler has ended, or cannot be reached within PS_HEARTBEAT_TIMEOUT.
     """
-    return _introduced(address, lambda link: _return(link, name, session))
+
+    def introduce(link: socket.socket) -> int:
+        _prove(link, name, session.received, session)
+        return int(_line(link)["received"])
+
+    return _introduced(address, introduce)
 
 
 def show_life(address: Tuple[str, int], name: str, session: Session) -> socket.socket:
@@ -63,11 +68,6 @@ def _introduced(
             if left <= 0:
                 raise socket.timeout from None
             time.sleep(_PAUSE)
-
-
-def _return(link: socket.socket, name: str, session: Session) -> int:
-    _prove(link, name, session.received, session)
-    return int(_line(link)["received"])
 
 
 def _prove(link: socket.socket, name: str, purpose: Any, session: Session) -> None:
