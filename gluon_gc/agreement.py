@@ -1,8 +1,7 @@
 """Checks that all workers have the same settings, before they exchange gradients.
 
 Each worker lists facts, such as the size, dtype and compressor of each gradient. Workers compare
-digests of these facts first. If digests differ, they compare the facts of one block, so that the
-error can name the first difference.
+digests of blocks of facts first, and then the facts of the first block that differs.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ def compare(messages: List[Message]) -> Message:
 
 
 def _difference(first: Message, other: Message) -> str:
-    """The first difference between the facts of two workers, in words. "" if there is none."""
     here, there = f"worker {other['rank']}", f"worker {first['rank']}"
     for theirs, own in itertools.zip_longest(first["facts"], other["facts"]):
         if theirs is None:

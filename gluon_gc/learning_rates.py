@@ -34,7 +34,6 @@ class LearningRates:
         self.last = self.without(keys)
 
     def take_back(self) -> None:
-        """Undo the last `advance`."""
         self.keep(self._advanced)
 
     def without(self, keys: Iterable[Hashable]) -> Dict[Hashable, float]:

@@ -128,12 +128,10 @@ def one_of(choices: Sequence[str], meaning: str, unused: Any = None) -> Option:
 
 
 def switch(meaning: str) -> Option:
-    """An option that is True or False."""
     return Option((bool, np.bool_), lambda value: True, "True or False", meaning)
 
 
 def real(rule: Callable[[Any], bool], allowed: str, meaning: str) -> Option:
-    """An option that is a number."""
     return Option((numbers.Real,), rule, allowed, meaning)
 
 

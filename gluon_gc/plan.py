@@ -1,12 +1,7 @@
 """Plans the exchange of gradients: cuts them into chunks, and assigns messages to servers.
 
-In each step the workers average their gradients. With a parameter server, workers send gradients to
-servers. Each server sums its part over the workers and sends the sum back. With a library that has
-no servers, such as Horovod, the workers do this work.
-
-`cut` divides large gradients into chunks. Small uncompressed gradients share a chunk. A chunk is
-summed by one server. A compressed chunk has one payload, its compressed bytes. A message carries
-one chunk, or several small ones, and some bytes besides the payloads.
+A chunk is summed by one server, or by the worker that does its work. A message carries one chunk,
+or several small ones, and some bytes besides their payloads.
 
     gradient                         chunks
     compressed, large                several, nearly equal
@@ -18,8 +13,6 @@ one chunk, or several small ones, and some bytes besides the payloads.
 
 A gradient is large if it is larger than the partition size. If the messages of a dense, compressed
 gradient are larger than 96 KiB on average, it is cut finer, unless that takes 1 % more bytes.
-
-`spread` assigns messages to servers, so that each server gets about the same number of bytes.
 
 Each worker computes the plan itself. The workers first compare the tensors (`facts`) and settings
 such as BYTEPS_PARTITION_BYTES, so all plans are equal.
@@ -112,26 +105,19 @@ class Chunk:
 
     @property
     def aggregated(self) -> bool:
-        """Whether an aggregator sums the payloads of all workers and compresses the sum again.
-
-        The aggregator is a server or one of the workers. All workers decode the compressed sum.
-        """
+        """Whether a server or worker sums all workers' payloads and compresses the sum again."""
         return self._decoded_for_sum and self.params.exchange == "two_way"
 
     @property
     def gathered(self) -> bool:
-        """Whether every worker receives the payloads of all workers and sums them itself.
-
-        All compressed row-sparse chunks are gathered: `CompressionParams.of_rows` sets `exchange`.
-        """
+        """Whether every worker receives and sums all payloads, as those of row-sparse chunks."""
         return self._decoded_for_sum and self.params.exchange == "gather"
 
     @property
     def _decoded_for_sum(self) -> bool:
-        """Whether payloads of this chunk must be decoded before they can be summed.
+        """Whether payloads must be decoded before they can be summed.
 
-        That is so for all compressed chunks except dense ones with a summable compressor, such as
-        randomk. Those payloads are arrays of values, which are summed as they are.
+        Payloads of a dense chunk with a summable compressor, such as randomk, are arrays of values.
         """
         if self.params is None:
             return False
@@ -141,8 +127,7 @@ class Chunk:
 def _slices(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
     """Cut a tensor into slices of nearly equal size, each of at most `partition_bytes`.
 
-    Messages travel to several servers at the same time. The largest decides when all have arrived,
-    so no slice should be larger than the others.
+    The largest message decides when all have arrived, so no slice should be larger than the others.
     """
     max_elements = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
     count = max(1, -(-tensor.size // max_elements))
@@ -159,8 +144,7 @@ def working_dtype(dtype: str) -> str:
 def _wire_dtype(tensor: Tensor) -> str:
     """The dtype in which an uncompressed tensor is sent and summed.
 
-    Integers are sent as float64, because MXNet's parameter server sums only floating-point arrays.
-    integers.py splits 64-bit integers first, so that their sums are exact.
+    MXNet's parameter server sums only floats. integers.py makes the sums of integers exact.
     """
     if not tensor.floating:
         return "float64"
@@ -170,9 +154,8 @@ def _wire_dtype(tensor: Tensor) -> str:
 def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
     """The chunks of a compressed tensor.
 
-    If the chunks' messages are larger than `_MESSAGE_BYTES` on average, the tensor is cut finer. A
-    server sends the sum back only after it has received a whole message, so with smaller messages
-    it begins earlier. The first cut stays if the finer one needs at least 1 % more bytes in total.
+    A server sends the sum back only after it has received a whole message, so with smaller messages
+    it begins earlier.
     """
     dtype = working_dtype(tensor.dtype)
     if tensor.rows:
@@ -190,15 +173,11 @@ def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
 
 
 def _framed_bytes(payload_bytes: int) -> int:
-    """The bytes of a payload after framing, which adds a 32-bit word to each 127 words.
-
-    Framed payloads pass through MXNet's parameter server unchanged: see kernels/framing.py.
-    """
+    """The bytes of a payload after framing (kernels/framing.py)."""
     return 4 * frame_words(payload_bytes)
 
 
 def _equal_chunks(tensor: Tensor, dtype: str, partition_bytes: int) -> List[Chunk]:
-    """One compressed chunk for each of a tensor's `_slices`."""
     slices = list(_slices(tensor, partition_bytes))
     message_bytes = {}
     for size in {piece.size for piece in slices}:  # at most two sizes: the last may be shorter
@@ -292,8 +271,8 @@ def applies_momentum(tensor: Tensor, min_compress_bytes: int) -> bool:
 def params_for_dimensions(params: CompressionParams, dimensions: int) -> CompressionParams:
     """The params for a gradient with this number of dimensions.
 
-    A compressor that accumulates unsent elements (dgc) does not compress vectors, such as biases.
-    They are sent uncompressed, as in the reference implementation of DGC.
+    As in the reference implementation of DGC, vectors such as biases are sent uncompressed if the
+    compressor accumulates unsent elements.
     """
     accumulates = params.compressor is not None and params.compressor.traits.accumulates
     return CompressionParams(fp16=params.fp16) if accumulates and dimensions == 1 else params

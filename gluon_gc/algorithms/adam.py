@@ -53,7 +53,6 @@ class Adam(Protocol):
 
 
 def warm_up_length(meaning: str) -> Option:
-    """The option for the length of a warm-up."""
     return share_or_whole(f"{meaning}, or a share of total_steps")
 
 
@@ -68,7 +67,7 @@ def total_steps_option(key: str) -> Option:
 
 
 def warm_up_steps(name: str, key: str, given: float, total: Optional[int]) -> int:
-    """The number of steps of a warm-up, whose length `given` is a number or a share of `total`."""
+    """The steps of a warm-up of `given` steps, or of this share of `total` steps."""
     if given >= 1:
         return int(given)
     if total is None:

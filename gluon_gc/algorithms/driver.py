@@ -43,7 +43,6 @@ def is_declared(request: Round, rounds: Mapping[str, Shapes]) -> bool:
 
 
 def undeclared(request: Round, step: int) -> RuntimeError:
-    """The error for a round that was not declared."""
     return RuntimeError(
         f"round '{request.kind}' in step {step} is not one of the algorithm's rounds(): its kind, "
         "names, shapes or dtypes differ"
@@ -159,7 +158,6 @@ class Driver:
             raise
 
     def _run(self, rounds: Rounds) -> None:
-        """Make the rounds of a step."""
         answer = None
         with suppress(StopIteration):
             while True:
@@ -195,7 +193,6 @@ class Driver:
             )
 
     def _arrived(self) -> Dict[str, Callable[[], Arrays]]:
-        """The functions that wait for the averages of this step, by kind of round."""
         due = [key for key in self._under_way if key[1] == self.steps]
         return {kind: self._under_way.pop((kind, step)) for kind, step in due}
 

@@ -159,7 +159,6 @@ class LocalSteps(Algorithm):
             x[:] = self.mix * x + (1.0 - self.mix) * anchor if self.mix else anchor
 
     def _outer_options(self, name: str) -> Iterable[Any]:
-        """The values of `_OUTER` for a parameter."""
         own = first_match(name, self.overrides or {}, {})
         return [own.get(option, getattr(self, option)) for option in _OUTER]
 

@@ -23,8 +23,6 @@ from .selection import Measure, recalled
 
 
 class Decision(NamedTuple):
-    """A choice of "auto"."""
-
     name: str  # of the candidate that compresses the vectors of rounds
     value: int  # of the algorithm's `chosen_option`
 
@@ -52,7 +50,6 @@ class AutomaticAlgorithm:
 
     @property
     def undecided(self) -> bool:
-        """Whether "auto" still has to choose."""
         return self.automatic and self.decision is None
 
     @property

@@ -42,7 +42,6 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, chunks: Iterable[plan.Chunk]) -> Load:
-        """The traffic that a worker sends for these chunks."""
         sizes = [chunk.message_bytes for chunk in chunks]
         return cls(sum(min(1.0, size / plan.SMALL_BYTES) for size in sizes), sum(sizes))
 
@@ -92,8 +91,6 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Topology:
-    """The numbers of machines and servers."""
-
     machines: int  # the number of workers, if each worker sends its own gradients
     servers: int  # 0 if each machine aggregates a share of the gradients
 
@@ -116,16 +113,12 @@ class Topology:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of a cluster."""
-
     link: Link
     kernels: Mapping[str, Speed]  # of each compressor, by the name of the candidate
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen candidates."""
-
     names: Dict[str, str]  # of the candidate for each tensor, by its name
     seconds: float  # predicted from the end of backward to the end of the last exchange
     plain_seconds: float  # the same without compression
@@ -211,7 +204,6 @@ def fastest(costs: Mapping[str, float]) -> str:
 
 
 def gains_enough(seconds: float, plain_seconds: float) -> bool:
-    """Whether an exchange is enough faster than the one without compression."""
     limit = min(plain_seconds * (1 - _MUST_GAIN_IN_ALL), plain_seconds - _MUST_GAIN_SECONDS)
     return seconds <= limit
 

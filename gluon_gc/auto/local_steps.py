@@ -32,8 +32,6 @@ _COUNTED = 5
 
 
 class Choice(NamedTuple):
-    """A compressor and the number of steps between rounds."""
-
     name: str  # of the compressor's candidate (see `compression.candidates`)
     every: int  # H
     seconds: float  # predicted for a round
@@ -68,7 +66,6 @@ def choose(
 
 
 def _smallest_every(round_seconds: float, step_seconds: float, least: int) -> int:
-    """The smallest H that "auto" chooses for a round of this duration."""
     first = _MULTIPLE * math.ceil(max(LEAST, least) / _MULTIPLE)
     for every in range(first, MOST, _MULTIPLE):
         if round_seconds / (every * step_seconds) <= SHARE:
@@ -171,7 +168,6 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
 
     @property
     def seconds(self) -> float:
-        """The time of a step on this worker."""
         return self._clock.seconds
 
     def names(self, several: Sequence[CompressionParams]) -> Sequence[str]:
@@ -211,7 +207,6 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
         step_seconds: float,
         choice: Choice,
     ) -> str:
-        """The log line with the choice and its reason."""
         size = sum(tensor.size for tensor in tensors)
         line = (
             f"auto, {self.accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s, and "
@@ -227,7 +222,6 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
 
 
 def _compressors(tensors: Sequence[Tensor]) -> Dict[str, CompressionParams]:
-    """All candidates with a compressor, by name."""
     return {
         name: params
         for requested in {tensor.params: None for tensor in tensors}

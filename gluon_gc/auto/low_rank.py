@@ -78,7 +78,6 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
     def _seconds(
         self, tensors: Sequence[Tensor], name: str, measured: Measured, topology: Topology
     ) -> float:
-        """The predicted seconds for the exchange of these tensors."""
         partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
         return sum(
             seconds_of(tensor, *self.ways(tensor.params, name), measured, topology, partition_bytes)
@@ -86,7 +85,6 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
         )
 
     def _explained(self, name: str, costs: Dict[str, float], measured: Measured) -> str:
-        """The log line with the choice and its reason."""
         took = ", ".join(f"{each} {cost:.3g} s" for each, cost in costs.items())
         return (
             f"auto, {self.accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; an "

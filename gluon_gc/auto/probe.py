@@ -46,8 +46,6 @@ class Workers:
 
 
 class _Sent(NamedTuple):
-    """The traffic of a measured exchange, and its seconds."""
-
     load: Load
     seconds: float
 

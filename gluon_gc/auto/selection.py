@@ -50,7 +50,6 @@ def recalled(params: CompressionParams, identity: Mapping[str, Any]) -> Optional
 
 
 def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
-    """The candidates with a compressor for these tensors, by name."""
     return {
         name: params
         for tensor_params in {tensor.params: None for tensor in tensors}
@@ -60,7 +59,6 @@ def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
 
 
 def _explained(tensors: Sequence[Tensor], choice: Choice, measured: Measured) -> str:
-    """The log line with the choice and its reason."""
     by_name: Dict[str, List[Tensor]] = {}
     for tensor in tensors:
         by_name.setdefault(choice.names[tensor.name], []).append(tensor)

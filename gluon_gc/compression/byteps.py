@@ -32,8 +32,6 @@ COMMON = {
 
 
 class Spelling(NamedTuple):
-    """The meaning of one of BytePS's names."""
-
     key: str  # in compression_params
     option: Option
     compressor: Optional[str] = None  # the only one that the name belongs to; None: any

@@ -75,7 +75,6 @@ class Stream:
         return position
 
     def take_back(self) -> None:
-        """Undo the last `take`."""
         self.drawn = self._drawn_before
 
     def state(self, drawn: Optional[int] = None) -> np.ndarray:

@@ -159,5 +159,4 @@ def _interactive() -> bool:
 
 @lru_cache(maxsize=None)
 def ending() -> Ending:
-    """The `Ending` of this process."""
     return Ending()

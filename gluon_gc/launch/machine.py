@@ -116,7 +116,6 @@ class Machine:
         return rank, link
 
     def _first(self, address: bytes) -> socket.socket:
-        """Connect to worker 0."""
         link = socket.socket(socket.AF_UNIX)
         try:
             self._try(link.connect, address)

@@ -35,13 +35,11 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Task:
-    """A process to run."""
-
     name: str
     command: Sequence[str]
-    environ: Mapping[str, str]
-    service: bool = False
-    bare: bool = False
+    environ: Mapping[str, str]  # the whole environment
+    service: bool = False  # a server or the scheduler: it may end with code 0 before the workers
+    bare: bool = False  # it inherits stdin, stdout and stderr, without a prefix
 
 
 class Child:
@@ -49,7 +47,7 @@ class Child:
 
     def __init__(self, task: Task, output: PrefixedOutput) -> None:
         self.task = task
-        self.code: Optional[int] = None
+        self.code: Optional[int] = None  # minus the signal that ended it; None: it runs
         self.last_lines: deque = deque(maxlen=_LAST_LINES)
         self._splitter = LineSplitter()
         self._output = output

@@ -46,51 +46,20 @@ def _free_ports(count: int) -> List[str]:
         return [str(probe.getsockname()[1]) for probe in probes]
 
 
-def _threads(workers: int) -> str:
-    """The number of OpenMP threads of each process, if all workers run on this machine."""
-    return str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers))
-
-
-def _secret() -> str:
-    return env.get("GLUON_GC_SECRET") or secrets.token_hex(16)
-
-
-def _cluster_here(workers: int, servers: int) -> _Changes:
-    """The variables of a cluster on this machine, as changes to the environment."""
-    scheduler_port, master_port = _free_ports(2)
-    return {
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": scheduler_port,
-        "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_NUM_WORKER": str(workers),
-        "DMLC_NUM_SERVER": str(servers),
-        "DMLC_ROLE": None,
-        "DMLC_WORKER_ID": None,
-        "DMLC_PS_VAN_TYPE": env.get("DMLC_PS_VAN_TYPE"),
-        "BYTEPS_LOCAL_RANK": "0",
-        "BYTEPS_LOCAL_SIZE": "1",
-        "BYTEPS_FORCE_DISTRIBUTED": "1",
-        "GLUON_GC_SECRET": _secret(),
-        "OMP_NUM_THREADS": _threads(workers),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": master_port,
-    }
-
-
-def _place(rank: int, size: int, local_rank: int, local_size: int) -> _Changes:
-    """The place of a worker, in torchrun's variables."""
+def _ranks(rank: int, size: int, local_rank: int, local_size: int) -> _Changes:
+    """The ranks of a worker, in torchrun's variables."""
     values = {"RANK": rank, "WORLD_SIZE": size}
     values.update(LOCAL_RANK=local_rank, LOCAL_WORLD_SIZE=local_size)
     return {"TORCHELASTIC_RUN_ID": None, **{name: str(value) for name, value in values.items()}}
 
 
-def _service_tasks(cluster: _Changes) -> List[Task]:
-    """The scheduler and the servers of a cluster on this machine."""
-    environ = env.for_service(cluster)
-    tasks = [Task("scheduler", service("scheduler"), environ, service=True)]
-    for index in range(int(cluster["DMLC_NUM_SERVER"])):
-        tasks.append(Task(f"server {index}", service("server"), environ, service=True))
-    return tasks
+def _addresses_here(processes: int) -> _Changes:
+    """The addresses at which the processes of a job on this machine rendezvous."""
+    port, master_port = _free_ports(2)
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master_port}
+    if processes > 1:
+        here.update(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=port)
+    return here
 
 
 def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
@@ -99,41 +68,30 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
     With servers, each worker counts as a machine. Without servers, all are workers of one machine.
     """
     program = runnable(command)
+    job: _Changes = {
+        "DMLC_NUM_SERVER": str(servers),
+        "GLUON_GC_SECRET": env.get("GLUON_GC_SECRET") or secrets.token_hex(16),
+        "OMP_NUM_THREADS": str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers)),
+        **_addresses_here(workers + servers),
+    }
     if not servers:
-        return _machine_tasks(program, workers)
-    cluster = _cluster_here(workers, servers)
-    tasks = _service_tasks(cluster)
+        job.update(DMLC_ROLE="worker", DMLC_NUM_WORKER="1", DMLC_WORKER_ID="0")
+        job.update(BYTEPS_FORCE_DISTRIBUTED=None)
+        return _workers(program, job, workers, workers, 0)
+    job.update(DMLC_ROLE=None, DMLC_NUM_WORKER=str(workers), DMLC_WORKER_ID=None)
+    job.update(DMLC_NODE_HOST="127.0.0.1", DMLC_PS_VAN_TYPE=env.get("DMLC_PS_VAN_TYPE"))
+    job.update(BYTEPS_LOCAL_RANK="0", BYTEPS_LOCAL_SIZE="1", BYTEPS_FORCE_DISTRIBUTED="1")
+    environ = env.for_service(job)
+    tasks = [Task("scheduler", service("scheduler"), environ, service=True)]
+    for index in range(servers):
+        tasks.append(Task(f"server {index}", service("server"), environ, service=True))
     for rank in range(workers):
         own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
-        own.update(_place(rank, workers, rank, workers))
+        own.update(_ranks(rank, workers, rank, workers))
         if env.get("BYTEPS_TRACE_ON"):  # all workers have local rank 0, and need separate folders
             own["BYTEPS_TRACE_DIR"] = os.path.join(env.get("BYTEPS_TRACE_DIR"), f"worker{rank}")
-        tasks.append(Task(f"worker {rank}", program, env.for_child({**cluster, **own})))
+        tasks.append(Task(f"worker {rank}", program, env.for_child({**job, **own})))
     return tasks
-
-
-def _machine_tasks(program: List[str], workers: int) -> List[Task]:
-    """The workers of a job that runs on this machine only, with BytePS's variables."""
-    job = {
-        "DMLC_ROLE": "worker",
-        "DMLC_NUM_WORKER": "1",
-        "DMLC_NUM_SERVER": "0",
-        "DMLC_WORKER_ID": "0",
-        "BYTEPS_FORCE_DISTRIBUTED": None,
-        "GLUON_GC_SECRET": _secret(),
-        "OMP_NUM_THREADS": _threads(workers),
-        **_meeting_here(workers),
-    }
-    return _workers(program, job, workers, workers, 0)
-
-
-def _meeting_here(workers: int) -> _Changes:
-    """The addresses at which the workers of a job on this machine meet."""
-    port, master_port = _free_ports(2)
-    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master_port}
-    if workers > 1:
-        here.update(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=port)
-    return here
 
 
 def _workers(
@@ -144,18 +102,10 @@ def _workers(
     for local_rank in range(local_size):
         rank = first + local_rank
         own = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size)}
-        own.update(_place(rank, size, local_rank, local_size))
+        own.update(_ranks(rank, size, local_rank, local_size))
         bound = _bound_to_numa_node(program, local_rank, local_size)
         tasks.append(Task(f"worker {rank}", bound, env.for_child({**job, **own})))
     return tasks
-
-
-def _devices() -> List[str]:
-    """The devices in NVIDIA_VISIBLE_DEVICES; none if it is not a list."""
-    listed = env.get("NVIDIA_VISIBLE_DEVICES") or "none"
-    if listed in ("all", "none", "void"):
-        return []
-    return [device.strip() for device in listed.split(",")]
 
 
 def worker_tasks(command: Sequence[str]) -> List[Task]:
@@ -164,9 +114,11 @@ def worker_tasks(command: Sequence[str]) -> List[Task]:
     Every worker sees all devices. A script chooses its own with ``mx.gpu(bps.local_rank())``.
     """
     program = runnable(command)
-    size = len(_devices()) or env.get("BYTEPS_LOCAL_SIZE")
+    devices = env.get("NVIDIA_VISIBLE_DEVICES") or "none"
+    is_list = devices not in ("all", "none", "void")
+    size = len(devices.split(",")) if is_list else env.get("BYTEPS_LOCAL_SIZE")
     if env.one_machine():
-        return _workers(program, _meeting_here(size), size, size, 0)
+        return _workers(program, _addresses_here(size), size, size, 0)
     cluster = env.cluster(servers_needed=False)
     first, job = cluster.worker_id * size, {}
     if not cluster.num_server:  # no scheduler runs, so worker 0 listens at its address

@@ -20,8 +20,6 @@ _BPSLAUNCH, _SRUN = "bpslaunch", "srun"
 
 @dataclass(frozen=True)
 class WorkerRank:
-    """A worker's rank among all workers, as a launcher has set it."""
-
     launcher: str
     rank: int
     size: int

@@ -1,8 +1,8 @@
-"""Reads SLURM's variables: a process's place in its step, and the first machine of the step.
+"""SLURM's variables: a process's rank in its step, and the first machine of the step.
 
-sbatch and salloc start one process and describe the job to it. srun starts the processes of a step,
-and describes the step to each. A batch script has SLURM_PROCID=0 and the job's SLURM_NTASKS too, so
-only the variables of a step show that a process is one of several.
+srun starts the processes of a step, and describes the step to each. A batch script has
+SLURM_PROCID=0 and the job's SLURM_NTASKS too, so only the variables of a step show that a process
+is one of several.
 """
 
 from __future__ import annotations

@@ -81,7 +81,6 @@ class Connection:
 
     @property
     def uri(self) -> str:
-        """The scheduler's IP address."""
         return self._address
 
     def tell(self, **message: Any) -> None:
@@ -92,7 +91,6 @@ class Connection:
                 self._link.sendall(sealed)
 
     def close(self) -> None:
-        """End the connection."""
         self._closed = True
         if self._heartbeat is not None:
             self._heartbeat.end()

@@ -156,19 +156,10 @@ def join(
     The result's `cluster` has the number of workers on each machine, and the scheduler's IP
     address. `store` is the address at which worker 0 of PyTorch listens. All nodes receive it.
 
-    Raises
-    ------
-    ConnectionError
-        No scheduler was reached in `timeout` seconds, it ended before all nodes had joined, its
-        cluster is complete already, or it is MXNet's own scheduler.
-    ConfigurationError
-        The scheduler has another GLUON_GC_SECRET.
-    RuntimeError
-        The scheduler reported a problem of the cluster.
-    AloneError
-        bpslaunch has restarted this node, but the other nodes did not come back in time.
-    NotNeededError
-        This node is a server, but the workers trained with PyTorch, and have ended.
+    Raises ConnectionError if gluon_gc's scheduler is not reached in `timeout` seconds, ends early,
+    or accepts no more nodes; ConfigurationError if it has another secret; RuntimeError if it
+    reports a problem of the cluster; AloneError if this node was restarted but others did not come
+    back; and NotNeededError on a server whose workers trained with PyTorch, and have ended.
     """
     about = {"framework": framework, "store": store} if cluster.role == "worker" else {}
     deadline = time.monotonic() + timeout

@@ -34,7 +34,6 @@ ZEROMQ = b"\xff"
 
 
 def nonce() -> str:
-    """A new nonce."""
     return secrets.token_hex(16)
 
 
@@ -74,7 +73,6 @@ class Session:
 
     @property
     def received(self) -> int:
-        """The number of lines that this end has received."""
         return self._received
 
     def proof(self, *words: Any) -> str:

@@ -88,12 +88,10 @@ class ReturnPort:
         self._strangers = 0
 
     async def open(self, host: str) -> None:
-        """Listen at an address of this machine."""
         self._server = await asyncio.start_server(self._accept, host, 0, limit=LINE_BYTES)
 
     @property
     def number(self) -> int:
-        """The number of the port."""
         return self._server.sockets[0].getsockname()[1]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -48,8 +48,6 @@ _Return = Tuple[asyncio.StreamReader, asyncio.StreamWriter, int]
 
 
 class Node:
-    """The connection to a node."""
-
     def __init__(
         self,
         name: str,
@@ -73,7 +71,6 @@ class Node:
         return self.name.startswith("worker")
 
     def tell(self, **message: Any) -> None:
-        """Send a message, unless the node has ended."""
         if not self.done:
             self.writer.write(self._session.seal(message))
 
@@ -228,7 +225,6 @@ class Scheduler:
         return self._enter(hello, session, reader, writer)
 
     def _refuse(self, message: str) -> None:
-        """Log why a node is refused, once for each message."""
         if message not in self._refused and len(self._refused) < _UNKNOWN:
             self._refused[message] = None
             logger.warning("scheduler: %s", message)
@@ -401,7 +397,6 @@ class Scheduler:
             self._fail(self._silence())
 
     def _silence(self) -> str:
-        """Describe the nodes that are silent."""
         silent = [node for node in self._present() if env.is_silent(node.silent)]
         names = ", ".join(node.where for node in silent)
         problem = f"no heartbeat for {env.heartbeat_timeout()} s from {names}"

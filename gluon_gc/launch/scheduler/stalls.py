@@ -92,7 +92,6 @@ class Stalls:
         self._warnings = 0  # warnings in this stall
 
     def expect(self, workers: Sequence[str]) -> None:
-        """Watch these workers, in the order of their ranks."""
         by_rank = sorted(workers, key=lambda name: (len(name), name))
         self._workers = {name: _Worker() for name in by_rank}
 
@@ -123,7 +122,6 @@ class Stalls:
 
     @property
     def waiting(self) -> List[str]:
-        """The workers that wait."""
         return [name for name, worker in self._workers.items() if worker.waits]
 
     def _awaited_call(self) -> str:
@@ -175,7 +173,6 @@ class StallWatch(Stalls):
         threading.Thread(target=self._run, name="gluon_gc stall watch", daemon=True).start()
 
     def end(self) -> None:
-        """Stop watching."""
         self._ended.set()
 
     def _run(self) -> None:
