@@ -53,7 +53,7 @@ class Tensor:
     index: int = 0  # the parameter's position, added to the seed: each has its own random stream
     called: str = ""  # the name in error messages, needed if on_nonfinite is "raise"
     on_nonfinite: str = "propagate"  # or "raise", or "skip": the caller then skips the step
-    rows: int = 0  # of a row-sparse tensor, of which only rows with a gradient are sent; 0: dense
+    rows: int = 0  # of a row-sparse tensor; only rows with a gradient are sent. 0: dense
 
     @property
     def num_bytes(self) -> int:

@@ -20,7 +20,7 @@ ADVICE = (
     "the script change weights on one worker?"
 )
 _TOLERANCE = 1e-3  # another kind of device may round an update to another float
-_STRIDE = 2654435761  # spreads the offsets of successive samples over a parameter
+_STRIDE = 2654435761  # between the offsets of successive samples, modulo the size of a parameter
 
 
 class Sample(NamedTuple):

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import (
-    Any,
-    ClassVar,
-    Dict,
-    Hashable,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, ClassVar, Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..algorithms import Algorithm
 from ..compression import CompressionParams
@@ -38,10 +28,7 @@ class AutomaticAlgorithm:
     """The algorithm's options until the choice."""
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        params: Mapping[Hashable, CompressionParams],
-        option_given: bool,
+        self, algorithm: Algorithm, params: Mapping[Hashable, CompressionParams], option_given: bool
     ) -> None:
         self._given, self._requested, self._option_given = algorithm, params, option_given
         self._accuracies = {p.accuracy for p in params.values()} - {None}

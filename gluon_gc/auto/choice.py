@@ -62,8 +62,8 @@ class Way(NamedTuple):
         a byte than the largest one are ignored, because a buffer took their bytes. The bytes of an
         exchange pass the busiest link `passes` times.
         """
-        pace = sent[-1][1] / sent[-1][0].bytes
-        sent = [(load, took) for load, took in sent if took > _BUFFERED * pace * load.bytes]
+        byte_seconds = sent[-1][1] / sent[-1][0].bytes
+        sent = [(load, took) for load, took in sent if took > _BUFFERED * byte_seconds * load.bytes]
         seconds = np.array([took for _, took in sent])
         shares = np.array([(1, *load) for load, _ in sent]) / seconds[:, None]
         fits = []

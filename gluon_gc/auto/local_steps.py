@@ -201,11 +201,7 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
         return Decision(choice.name, choice.every)
 
     def _explained(
-        self,
-        tensors: Sequence[Tensor],
-        measured: Measured,
-        step_seconds: float,
-        choice: Choice,
+        self, tensors: Sequence[Tensor], measured: Measured, step_seconds: float, choice: Choice
     ) -> str:
         size = sum(tensor.size for tensor in tensors)
         line = (

@@ -76,8 +76,7 @@ class Dgc(Compressor):
     fp16_values: bool = switch("the same as 'value_bits': 16").field(False)
     int32_indices: bool = switch("no effect: indices are packed").field(False)
     warmup_epochs: int = whole(
-        -1,
-        "number of warm-up epochs, which send more elements. Call `trainer.set_epoch` in each",
+        -1, "number of warm-up epochs, which send more elements. Call `trainer.set_epoch` in each"
     ).field(-1)
     warmup_coeff: Union[None, float, Sequence[float]] = Option(
         (numbers.Real, list, tuple),

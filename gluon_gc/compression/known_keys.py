@@ -23,8 +23,7 @@ def common() -> Dict[str, Option]:
     accumulating = _names(kind for kind in registry.values() if kind.traits.accumulates)
     return {
         "compressor": one_of(
-            (*registry, AUTO),
-            f"the compressor. '{AUTO}' chooses one for each gradient",
+            (*registry, AUTO), f"the compressor. '{AUTO}' chooses one for each gradient"
         ),
         "ef": one_of(
             ("vanilla", "corrected", "sparse"),

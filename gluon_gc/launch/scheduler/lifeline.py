@@ -156,10 +156,10 @@ def join(
     The result's `cluster` has the number of workers on each machine, and the scheduler's IP
     address. `store` is the address at which worker 0 of PyTorch listens. All nodes receive it.
 
-    Raises ConnectionError if gluon_gc's scheduler is not reached in `timeout` seconds, ends early,
-    or accepts no more nodes; ConfigurationError if it has another secret; RuntimeError if it
-    reports a problem of the cluster; AloneError if this node was restarted but others did not come
-    back; and NotNeededError on a server whose workers trained with PyTorch, and have ended.
+    ConnectionError: gluon_gc's scheduler is not reached in time, ends early, or accepts no more
+    nodes. ConfigurationError: it has another secret. RuntimeError: it reports a problem of the
+    cluster. AloneError: this node was restarted, but others did not come back. NotNeededError: this
+    is a server, and the workers trained with PyTorch and have ended.
     """
     about = {"framework": framework, "store": store} if cluster.role == "worker" else {}
     deadline = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""Opens the socket at which a cluster's nodes meet."""
+"""Opens the socket to which a cluster's nodes connect."""
 
 from __future__ import annotations
 

@@ -51,9 +51,7 @@ def create() -> ctypes.c_void_p:
 
 
 def serve(
-    node: ctypes.c_void_p,
-    control: Callable[[int, bytes, object], None],
-    wait: Callable[[], None],
+    node: ctypes.c_void_p, control: Callable[[int, bytes, object], None], wait: Callable[[], None]
 ) -> None:
     """Serve until `wait` returns. Then the process must end by `leaving.end`.
 
