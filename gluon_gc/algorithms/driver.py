@@ -83,7 +83,9 @@ class Driver:
         """Prepare all rounds, at the first call only. All workers call this."""
         if not self._declared:
             self._declared = True
-            for kind, shapes in self.algorithm.rounds(self._shapes()).items():
+            parameters = self._front_end.parameters()
+            shapes_of_all = {name: tuple(array.shape) for name, array in parameters.items()}
+            for kind, shapes in self.algorithm.rounds(shapes_of_all).items():
                 compressed = kind not in self.algorithm.uncompressed
                 self._front_end.declare(kind, shapes, compressed)
 
@@ -148,7 +150,9 @@ class Driver:
         own = front_end.parameters(), front_end.gradients()
         if adam is not None:
             self._warn_of_untrained(adam, own[0])
-        at = Step(self.steps, *own, update, front_end.framework, self._arrived(), adam)
+        due = [key for key in self._under_way if key[1] == self.steps]
+        arrived = {kind: self._under_way.pop((kind, step)) for kind, step in due}
+        at = Step(self.steps, *own, update, front_end.framework, arrived, adam)
         counted = None if adam is None else adam.steps
         try:
             self._run(self.algorithm.step(at, self.state))
@@ -191,11 +195,3 @@ class Driver:
                 ", ".join(zero),
                 last,
             )
-
-    def _arrived(self) -> Dict[str, Callable[[], Arrays]]:
-        due = [key for key in self._under_way if key[1] == self.steps]
-        return {kind: self._under_way.pop((kind, step)) for kind, step in due}
-
-    def _shapes(self) -> Shapes:
-        parameters = self._front_end.parameters()
-        return {name: tuple(array.shape) for name, array in parameters.items()}

@@ -21,7 +21,7 @@ from ..log import logger
 from ..plan import Tensor
 from .algorithm import AutomaticAlgorithm, Decision
 from .choice import Measured, Topology, seconds_of
-from .selection import Measure
+from .selection import Measure, compressors_of, own_candidates
 
 SHARE = 0.1  # of a round, at most, at which the choice aims
 LEAST, MOST = 10, 500  # of a chosen H. With 1 or 2 and outer momentum 0.9, SGD does not converge
@@ -105,14 +105,6 @@ def names_of(several: Sequence[CompressionParams]) -> Sequence[str]:
     return max(automatic, key=len, default=[PLAIN])
 
 
-def own_candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
-    """The compressions among which "auto" chooses for a parameter, by name.
-
-    A parameter with a compressor of its own has only that. Its name is made of its options.
-    """
-    return candidates(params) if params.accuracy is not None else {repr(params.given()): params}
-
-
 def name_for(params: CompressionParams, name: str) -> str:
     """The name of a parameter's compression, if the candidate `name` is chosen for all parameters.
 
@@ -190,7 +182,7 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
         names = self.names([tensor.params for tensor in tensors])
         if topology is None or len(names) == 1:
             return Decision(PLAIN, self._given.every)
-        measured = measure(_compressors(tensors))
+        measured = measure(compressors_of(tensors))
         settings = (env.get(f"BYTEPS_{limit}_BYTES") for limit in ("PARTITION", "MIN_COMPRESS"))
         of_round = seconds_of_round(tensors, measured, topology, *settings)
         every = None if self.chooses_option else self._given.every
@@ -215,12 +207,3 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
         enough = math.ceil(choice.every * choice.share / SHARE)
         limit = f", but auto chooses at most {MOST}" if self.chooses_option else ""
         return f"{line}; {100 * SHARE:.0f} % would need 'every' {enough}{limit}"
-
-
-def _compressors(tensors: Sequence[Tensor]) -> Dict[str, CompressionParams]:
-    return {
-        name: params
-        for requested in {tensor.params: None for tensor in tensors}
-        for name, params in own_candidates(requested).items()
-        if params.compressor is not None
-    }

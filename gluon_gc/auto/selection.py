@@ -30,7 +30,7 @@ def chosen(
     Nothing is sent over a network if `topology` is None. Then nothing is compressed. `ready` is
     that of `choice.choose`. `says` is whether to log the choice and its reason.
     """
-    compressors = _compressors(tensors)
+    compressors = compressors_of(tensors)
     if topology is None or not compressors:
         return [PLAIN] * len(tensors)
     measured = measure(compressors)
@@ -49,11 +49,20 @@ def recalled(params: CompressionParams, identity: Mapping[str, Any]) -> Optional
     return None
 
 
-def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
+def own_candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
+    """The compressions among which "auto" chooses for a tensor, by name.
+
+    A tensor with a compressor of its own has only that. Its name is made of its options.
+    """
+    return candidates(params) if params.accuracy is not None else {repr(params.given()): params}
+
+
+def compressors_of(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
+    """All `own_candidates` of these tensors that have a compressor, by name."""
     return {
         name: params
         for tensor_params in {tensor.params: None for tensor in tensors}
-        for name, params in candidates(tensor_params).items()
+        for name, params in own_candidates(tensor_params).items()
         if params.compressor is not None
     }
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict, Iterable, Mapping, Optional, Type
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 
 from ..options import Option, nearest, one_of, real, switch
-from .base import Compressor, registry
+from .base import registry
 
 AUTO = "auto"
 """The compressor name with which `gluon_gc.auto` chooses a compressor for each gradient."""
 
 
-def _names(kinds: Iterable[Type[Compressor]]) -> str:
-    return ", ".join(kind.name for kind in kinds) or "none"
-
-
 def common() -> Dict[str, Option]:
     """The keys that do not belong to one compressor."""
-    accumulating = _names(kind for kind in registry.values() if kind.traits.accumulates)
+    names = [name for name, kind in registry.items() if kind.traits.accumulates]
+    accumulating = ", ".join(names) or "none"
     return {
         "compressor": one_of(
             (*registry, AUTO), f"the compressor. '{AUTO}' chooses one for each gradient"

@@ -20,11 +20,6 @@ _THROWN_AWAY = 16  # draws; the first ones are small if the state is not well mi
 _AGGREGATOR = 2**32  # the aggregator's number; workers have smaller ones
 
 
-def seeded(seed: int) -> np.ndarray:
-    """BytePS's initial state for a seed: the seed in both words. Array of uint64, shape (2,)."""
-    return np.full(2, seed % 2**64, np.uint64)
-
-
 def unseeded(entropy: bytes, index: int, begin: int) -> np.ndarray:
     """The initial state without a seed. Array of uint64, shape (2,).
 
@@ -52,7 +47,7 @@ def start(
         state = unseeded(entropy, index, begin)
     else:  # BytePS adds k to the seed for randomk
         k = params.codec(n, "float32").draws if draws_alike else 0
-        state = seeded(compressor.seed + index + k)
+        state = np.full(2, (compressor.seed + index + k) % 2**64, np.uint64)  # as in BytePS
         aggregator = 0 if compressor.aggregator_repeats else _AGGREGATOR
     if not draws_alike:
         kernels.jump_to_worker(state, aggregator if node is None else node)

@@ -39,7 +39,9 @@ def runnable(command: Sequence[str]) -> List[str]:
         raise ConfigurationError("a worker needs a COMMAND to run")
     is_program = shutil.which(words[0]) is not None
     if not is_program and shlex.quote(words[0]) == words[0]:
-        raise ConfigurationError(f"COMMAND must be a program, got {words[0]!r}{_hint(words)}")
+        suggestion = f"; did you mean `{shlex.join(['python', *words])}`?"
+        hint = suggestion if words[0].endswith(".py") else ""
+        raise ConfigurationError(f"COMMAND must be a program, got {words[0]!r}{hint}")
     if not is_program:
         words = _in_shell(_PATIENT + " ".join(words))
     elif not _BETWEEN_PROGRAMS.isdisjoint(words):
@@ -72,8 +74,3 @@ def _as_word(word: str) -> str:
     if equals and name.isidentifier():  # sets a variable if it is in front of a program
         return f"{name}={shlex.quote(value)}"
     return shlex.quote(word)
-
-
-def _hint(words: Sequence[str]) -> str:
-    is_script = words[0].endswith(".py")
-    return f"; did you mean `{shlex.join(['python', *words])}`?" if is_script else ""

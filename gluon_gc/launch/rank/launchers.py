@@ -29,10 +29,6 @@ class WorkerRank:
     def __str__(self) -> str:
         return f"{self.launcher} has started worker {self.rank} of {self.size}"
 
-    def is_also(self, other: WorkerRank) -> bool:
-        """Whether another launcher has set the same rank and size."""
-        return (self.rank, self.size) == (other.rank, other.size)
-
 
 @dataclass(frozen=True)
 class _Variables:
@@ -92,9 +88,11 @@ def find() -> Optional[WorkerRank]:
     found = _TORCHRUN.complete(others) or next(iter(others), None)
     if found is None or found.local_rank is not None:
         return found
-    known = (other for other in others if other.is_also(found) and other.local_rank is not None)
-    other = next(known, found)
-    return replace(found, local_rank=other.local_rank, local_size=other.local_size)
+    for other in others:
+        same = (other.rank, other.size) == (found.rank, found.size)
+        if same and other.local_rank is not None:
+            return replace(found, local_rank=other.local_rank, local_size=other.local_size)
+    return found
 
 
 def _of_srun() -> List[WorkerRank]:
