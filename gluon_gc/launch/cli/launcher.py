@@ -1,6 +1,6 @@
 """bpslaunch: starts the processes of a cluster on this machine, or with --local a whole cluster.
 
-The role of the machine is in the environment, under the names of BytePS (`gluon_gc.variables`).
+The role of the machine is in the environment, under the names of BytePS.
 This module does not import MXNet.
 """
 

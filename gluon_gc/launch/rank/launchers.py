@@ -20,10 +20,10 @@ _BPSLAUNCH, _SRUN = "bpslaunch", "srun"
 
 @dataclass(frozen=True)
 class WorkerRank:
-    launcher: str
+    launcher: str  # the program that has started the worker
     rank: int
     size: int
-    local_rank: Optional[int] = None
+    local_rank: Optional[int] = None  # None if the launcher does not set it
     local_size: Optional[int] = None
 
     def __str__(self) -> str:
