@@ -63,9 +63,7 @@ class Machine:
     def share(self, num_bytes: int) -> np.ndarray:
         """Allocate zeros (uint8) that all workers can read and write.
 
-        Blocks until all have called it.
-
-        Raises OSError if there is not enough memory.
+        Blocks until all have called it. Raises OSError if there is not enough memory.
         """
         if self.rank:
             memory = reduction.recv_handle(*self.links.values())

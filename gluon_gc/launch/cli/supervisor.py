@@ -265,10 +265,9 @@ class _Supervisor:
 def run(tasks: Callable[[int], Sequence[Task]], max_restarts: int = 0) -> int:
     """Run the tasks that `tasks(number of earlier starts)` returns.
 
-    Ends after the workers and services.
-
-    If a task fails, or this process gets SIGINT, SIGTERM or SIGHUP, all tasks end with their
-    process groups. No task outlives this process, but a task's own children may if it gets SIGKILL.
+    Ends after the workers and services. If a task fails, or this process gets SIGINT, SIGTERM or
+    SIGHUP, all tasks end with their process groups. No task outlives this process, but a task's own
+    children may if it gets SIGKILL.
 
     There are at most `max_restarts` restarts after failures, and none after a signal, after all
     workers have ended with code 0, or after a task has exited with `leaving.ALONE`, because the
