@@ -42,7 +42,12 @@ class Option:
             return word
         if list in self.types and "," in word:
             return [number_of(part) for part in word.split(",") if part]
-        return parsed_json(text) if Mapping in self.types else number_of(text)
+        if Mapping in self.types:
+            try:
+                return json.loads(text)
+            except ValueError:
+                return text
+        return number_of(text)
 
     def field(self, default: Any = MISSING) -> Any:
         """A dataclass field with this option. Without a default, the user must give a value."""
@@ -57,14 +62,6 @@ def number_of(text: str) -> Any:
         except ValueError:
             pass
     return text
-
-
-def parsed_json(text: str) -> Any:
-    """Convert JSON text to a value. Text that is not JSON is returned as it is."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def listed(names: Sequence[str], word: str) -> str:

@@ -157,7 +157,11 @@ def choose(
     names = [fastest(tensor_costs) for tensor_costs in costs]
 
     def exposed(chosen: Sequence[str]) -> float:
-        return _exposed([tensor_costs[name] for tensor_costs, name in zip(costs, chosen)], ready)
+        """Seconds from the end of backward to the end of the last exchange."""
+        end = 0.0
+        for tensor_costs, name, at in zip(costs, chosen, ready):
+            end = max(end, at) + tensor_costs[name]
+        return end - max(ready, default=0.0)
 
     plain = exposed([PLAIN] * len(tensors))
     limit = exposed(names) * (1 + _MAY_COST)
@@ -206,11 +210,3 @@ def fastest(costs: Mapping[str, float]) -> str:
 def gains_enough(seconds: float, plain_seconds: float) -> bool:
     limit = min(plain_seconds * (1 - _MUST_GAIN_IN_ALL), plain_seconds - _MUST_GAIN_SECONDS)
     return seconds <= limit
-
-
-def _exposed(costs: Sequence[float], ready: Sequence[float]) -> float:
-    """Seconds from the end of backward to the end of the last exchange."""
-    end = 0.0
-    for cost, at in zip(costs, ready):
-        end = max(end, at) + cost
-    return end - max(ready, default=0.0)

@@ -27,13 +27,10 @@ def listen(host: str, port: int, whose: str = "the scheduler's own") -> socket.s
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise ConfigurationError(_why_not(error, host, port, whose)) from None
+        reason = f"cannot listen on port {port} of {host}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            reason = f"port {port} of {host} is in use"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            reason = f"DMLC_PS_ROOT_URI must be an address of {whose} machine, got {host!r}"
+        raise ConfigurationError(reason) from None
     return listener
-
-
-def _why_not(error: OSError, host: str, port: int, whose: str) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"DMLC_PS_ROOT_URI must be an address of {whose} machine, got {host!r}"
-    return f"cannot listen on port {port} of {host}: {error.strerror}"

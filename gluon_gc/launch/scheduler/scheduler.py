@@ -381,7 +381,10 @@ class Scheduler:
         while not self._problem:
             await asyncio.sleep(interval or _TICK)
             if interval:
-                self._beat()
+                for node in self._present():
+                    node.beat()
+                if any(env.is_silent(node.silent - _TOGETHER) for node in self._present()):
+                    self._fail(self._silence())
             warning, problem = self._stalls.look(interval or _TICK)
             if problem:
                 self._fail(problem)
@@ -389,12 +392,6 @@ class Scheduler:
                 logger.warning("scheduler: %s", warning)
                 for name in self._stalls.waiting:
                     self.nodes[name].tell(warning=warning)
-
-    def _beat(self) -> None:
-        for node in self._present():
-            node.beat()
-        if any(env.is_silent(node.silent - _TOGETHER) for node in self._present()):
-            self._fail(self._silence())
 
     def _silence(self) -> str:
         silent = [node for node in self._present() if env.is_silent(node.silent)]
