@@ -73,27 +73,6 @@ class Framework(Protocol):
         """Wait until arrays are computed, and raise the error of an average that failed."""
 
 
-class NumPy:
-    """The `Framework` of NumPy arrays."""
-
-    threads = 1
-
-    def in_host_memory(self, array: Array) -> bool:
-        return True
-
-    def to_numpy(self, array: Array) -> np.ndarray:
-        return array
-
-    def from_numpy(self, values: np.ndarray, like: Array) -> Array:
-        return values
-
-    def multiply(self, a: Array, b: Array) -> Array:
-        return a @ b
-
-    def wait(self, arrays: Iterable[Array]) -> None:
-        return
-
-
 class Round(NamedTuple):
     """A request to average arrays over all workers. All workers make it in the same step.
 
