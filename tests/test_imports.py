@@ -19,7 +19,7 @@ FRAMEWORKS = ("mxnet", "torch", "horovod")
 FRONT_ENDS = {"mxnet": ("mxnet", "horovod"), "torch": ("torch",)}
 """The frameworks of each front end, by folder of gluon_gc."""
 
-FOR_ALL = {"env", "log", "variables", "variables_of_launchers", "version"}
+FOR_ALL = {"env", "log", "version"}
 LAYERS = {
     "agreement": set(),
     "algorithms": {"agreement", "compression", "kernels", "options", "plan"},
@@ -101,14 +101,14 @@ def test_each_neutral_module_has_a_layer():
         ("plan.py", "def late():\n    import torch"),
         ("kernels/codec.py", "from ..mxnet import operators"),
         ("kernels/codec.py", "from .. import mxnet"),
-        ("launch/launcher.py", "if True:\n    from gluon_gc.mxnet.server import main"),
+        ("launch/cli/launcher.py", "if True:\n    from gluon_gc.mxnet.server import main"),
         ("__init__.py", "from .mxnet.trainer import DistributedTrainer"),
         ("mxnet/kvstore/local.py", "import torch.distributed"),
         ("torch/codec.py", "from ..mxnet.codec import MessageCodec"),
         ("kernels/codec.py", "from ..compression import CompressionParams"),
         ("compression/params.py", "from .. import plan"),
         ("checkpoint/file.py", "from ..auto import probe"),
-        ("env/reading.py", "from .. import kernels"),
+        ("env/variables.py", "from .. import kernels"),
     ],
 )
 def test_an_import_upwards_is_found(file, source):
@@ -150,7 +150,7 @@ def library():
 
 
 def test_neutral_modules_are_imported_where_there_is_no_framework():
-    assert "gluon_gc.kernels.codec" in MODULES and "gluon_gc.launch.launcher" in MODULES
+    assert "gluon_gc.kernels.codec" in MODULES and "gluon_gc.launch.cli.launcher" in MODULES
     python(
         f"import sys\nfor name in {FRAMEWORKS}: sys.modules[name] = None\n"
         f"from importlib import import_module\nfor name in {MODULES}: import_module(name)"

@@ -8,7 +8,7 @@ from gluon_gc.algorithms import powersgd as module
 from gluon_gc.algorithms.driver import Driver
 from tests import test_algorithms
 from tests.algorithm_replay import PowerSGDReplay
-from tests.test_algorithms import Worker, trained
+from tests.test_algorithms import NumPy, Worker, trained
 
 SHAPES = {
     "conv": (16, 8, 3, 3),
@@ -208,7 +208,7 @@ def test_residuals_start_from_zero_after_a_round_that_fails(failing, monkeypatch
 
 def test_arrays_elsewhere_than_in_host_memory_use_the_frameworks_products():
     class Device(Worker):
-        framework = type("Device", (algorithms.framework.NumPy,), {})()
+        framework = type("Device", (NumPy,), {})()
         framework.in_host_memory = lambda array: False
 
     results = [trained(powersgd(2), 2, 4, kind)[0] for kind in (Worker, Device)]

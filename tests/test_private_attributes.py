@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gluon_gc"
 
 OF_NAMEDTUPLES = {"_fields", "_replace"}  # public despite the underscore
 OF_OTHERS = {
-    "launch/child.py": {"_exit"},
+    "launch/cli/supervisor.py": {"_exit"},
     "mxnet/adam.py": {
         "_get_lr",
         "_get_wd",

@@ -20,7 +20,7 @@ ADVICE = (
     "the script change weights on one worker?"
 )
 _TOLERANCE = 1e-3  # another kind of device may round an update to another float
-_STRIDE = 2654435761  # spreads the offsets of successive samples over a parameter
+_STRIDE = 2654435761  # between the offsets of successive samples, modulo the size of a parameter
 
 
 class Sample(NamedTuple):
@@ -32,15 +32,7 @@ class Sample(NamedTuple):
 
 
 def samples(number: int, sizes: Sequence[int]) -> List[Sample]:
-    """The samples of a check.
-
-    Parameters
-    ----------
-    number : int
-        The number of the check, from 0.
-    sizes : sequence of int
-        The sizes of the parameters, which are the same on all workers.
-    """
+    """The samples of check `number`, from 0. Sizes are the same on all workers."""
     first = number * PARAMETERS
     return [sample(i, sizes) for i in range(first, first + min(PARAMETERS, len(sizes)))]
 
@@ -56,15 +48,8 @@ def sample(number: int, sizes: Sequence[int]) -> Sample:
 def problem(rows: np.ndarray, chosen: Sequence[Sample], names: Sequence[str], call: str) -> str:
     """The text of the error if workers have different weights; "" if they are equal.
 
-    Parameters
-    ----------
-    rows : array, shape (workers, elements)
-        The sampled elements of each worker, one sample behind the other.
-    chosen : sequence of Sample
-    names : sequence of str
-        The names of all parameters.
-    call : str
-        The event before which the samples were taken.
+    `rows` has the sampled elements of each worker, one sample behind the other. `names` are those
+    of all parameters. The samples were taken before the event `call`.
     """
     begin = 0
     for each in chosen:
@@ -81,10 +66,7 @@ def problem(rows: np.ndarray, chosen: Sequence[Sample], names: Sequence[str], ca
 
 
 def first_different(rows: np.ndarray) -> Optional[int]:
-    """The first worker whose elements differ from those of worker 0, if any.
-
-    `rows` has the elements of each worker, shape (workers, elements).
-    """
+    """The first worker whose elements differ from those of worker 0, if any."""
     finite = np.nan_to_num(rows, nan=0, posinf=0, neginf=0)
     limit = _TOLERANCE * np.abs(finite).max(initial=0)
     different = np.abs(finite - finite[:1]) > limit

@@ -1,4 +1,4 @@
-"""MXNet's side of `algorithms.framework.Framework`."""
+"""MXNet's side of `algorithms.base.Framework`."""
 
 from __future__ import annotations
 

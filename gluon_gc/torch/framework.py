@@ -1,4 +1,4 @@
-"""PyTorch's side of `algorithms.framework.Framework`."""
+"""PyTorch's side of `algorithms.base.Framework`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rendezvous: the workers of a job meet at a torch.distributed store that all of them can reach.
 
 torchrun provides a store. With other launchers, worker 0 has it. All workers know its address from
-the environment (`places`), or from the scheduler if bpslaunch has started one.
+the environment (`launch.rank.launchers`), or from the scheduler if bpslaunch has started one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import torch.distributed as dist
 
 from .. import env
 from ..env import Cluster, ConfigurationError
-from ..launch import places
-from ..launch.joining import join
 from ..launch.leaving import ending
-from ..launch.lifeline import Lifeline
-from ..launch.places import Place
+from ..launch.rank import launchers
+from ..launch.rank.launchers import WorkerRank
+from ..launch.scheduler.lifeline import Lifeline, join
 from . import groups
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # the default of torch.distributed
@@ -158,7 +157,7 @@ def join_scheduler() -> None:
         address = host, store.port
     lifeline = join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"), "torch", address)
     _member = _Member(lifeline, store)
-    ending().concerns(_member)
+    ending().set_backend(_member)
 
 
 def _has_scheduler() -> bool:
@@ -167,10 +166,10 @@ def _has_scheduler() -> bool:
 
 
 def _met(timeout: timedelta) -> Meeting:
-    place = places.of_bpslaunch() or places.find()
+    place = launchers.of_bpslaunch() or launchers.find()
     join_scheduler()
     if place is None or place.size == 1:
-        places.require_alone()
+        launchers.require_alone()
         return Meeting(dist.HashStore(), 0, 1)
     env.export_local(place.local_rank, place.local_size)
     groups.TRANSPORT.prepare()
@@ -179,7 +178,7 @@ def _met(timeout: timedelta) -> Meeting:
     elif place.launcher == "torchrun" and env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
         return Meeting(*next(dist.rendezvous("env://", timeout=timeout)))
     else:
-        store = _reach(*places.address(place), place.rank, place.size)
+        store = _reach(*launchers.address(place), place.rank, place.size)
     _wait_for_all(store, place)
     return Meeting(store, place.rank, place.size)
 
@@ -198,7 +197,7 @@ def _reach(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
         ) from None
 
 
-def _wait_for_all(store: dist.Store, place: Place) -> None:
+def _wait_for_all(store: dist.Store, place: WorkerRank) -> None:
     patience = env.get("GLUON_GC_CONNECT_TIMEOUT")
     grace = _GRACE if place.rank == 0 else 0
     names = [f"worker {rank}" for rank in range(place.size)]

@@ -18,8 +18,8 @@ import numpy as np
 import gluon_gc as bps
 from gluon_gc.algorithms import powersgd
 from gluon_gc.auto.choice import Link, Measured, Way
+from gluon_gc.auto.local_steps import StepClock
 from gluon_gc.auto.speed import Speed
-from gluon_gc.auto.step_clock import StepClock
 from gluon_gc.log import logger
 from gluon_gc.mxnet import probe, tensor_states
 from gluon_gc.mxnet.job import Job

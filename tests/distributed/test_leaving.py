@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gluon_gc.launch.launcher import service
+from gluon_gc.launch.cli.tasks import service
 from tests.distributed.cluster import last_line, start_cluster, start_horovod
 
 SOON = 100  # seconds for all nodes to start and end under load
@@ -123,7 +123,7 @@ def test_a_node_that_dies_as_ps_lite_starts_is_named(cluster, role):
     nodes.start_roles()
     nodes.start_worker(0, "push_pull")
     code = (
-        "import os; from gluon_gc import env; from gluon_gc.launch.joining import join\n"
+        "import os; from gluon_gc import env; from gluon_gc.launch.scheduler.lifeline import join\n"
         f"lifeline = join(env.cluster('{role}'), 60); print(lifeline.name, flush=True)\n"
         "os._exit(9)"
     )

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from gluon_gc.launch.launcher import service
+from gluon_gc.launch.cli.tasks import service
 from tests.distributed.cluster import JOBS, TIMEOUT, last_line
 from tests.processes import clean_environ
 

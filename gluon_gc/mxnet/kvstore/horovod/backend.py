@@ -30,8 +30,7 @@ from ....auto.choice import Topology
 from ....checkpoint import Place
 from ....env import Cluster
 from ....launch.leaving import ending
-from ....launch.progress import Progress
-from ....launch.stall_watch import StallWatch
+from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Slice
 from ...channel import Channel
 from ...gradient import Gradient
@@ -72,7 +71,7 @@ class Horovod(HierarchicalExchange):
         env.prepare_horovod()
         # If process sets are dynamic, Horovod asks all workers for new ones in each cycle.
         self._hvd.init(process_sets="dynamic" if env.several_on_some_nodes() else None)
-        ending().concerns(
+        ending().set_backend(
             self
         )  # after Horovod's exit handler is registered, so that ours runs first
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
@@ -107,7 +106,7 @@ class Horovod(HierarchicalExchange):
             with self._progress.waiting():
                 self._hvd.shutdown()
             self._stall_watch.end()
-            ending().concerns(None)
+            ending().set_backend(None)
 
     def abandon(self, why: str) -> None:
         """Disconnect at once. horovodrun ends the other workers after this process has ended."""

@@ -17,10 +17,8 @@ from .... import agreement, env
 from ....agreement import Message
 from ....checkpoint import Place
 from ....launch.leaving import ending
-from ....launch.machine import Machine
-from ....launch.neighbours import Neighbours
-from ....launch.progress import Progress
-from ....launch.stall_watch import StallWatch
+from ....launch.machine import Machine, Neighbours
+from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Chunk
 from ...channel import Channel
 from ...exchange import Exchange
@@ -53,7 +51,7 @@ class OneMachine(Exchange):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is already connected to its machine's workers")
-        ending().concerns(self)
+        ending().set_backend(self)
         self.rank, self.num_workers = self.local_rank, self.local_size
         self._progress = Progress()
         with self._progress.waiting():
@@ -75,7 +73,7 @@ class OneMachine(Exchange):
             self._neighbours.leave()
         self._stall_watch.end()
         self._memory.close()
-        ending().concerns(None)
+        ending().set_backend(None)
 
     def abandon(self, why: str) -> None:
         """Disconnect at once. All other workers end with this reason."""
@@ -85,7 +83,7 @@ class OneMachine(Exchange):
             ending().abandoned()
 
     def _gather(self, data: bytes, call: str = "") -> Sequence[bytes]:
-        with self._progress.waiting(call), self._neighbours.heeded():
+        with self._progress.waiting(call), self._neighbours.noticing_ends():
             return self._machine.gather(data)
 
     def _compared(self, message: Message, call: str) -> Message:
@@ -98,7 +96,7 @@ class OneMachine(Exchange):
             return
         summed_channels = [channel for channel in channels if not channel.in_rows]
         aggregators = {c: self._aggregator(c) for c in summed_channels if c.aggregated}
-        with self._progress.waiting(), self._neighbours.heeded():
+        with self._progress.waiting(), self._neighbours.noticing_ends():
             shared = self._memory.open(summed_channels, [1] * len(summed_channels), aggregators)
         self._shared.update(zip(summed_channels, shared))
         self._aggregators.update(aggregators)
@@ -108,7 +106,7 @@ class OneMachine(Exchange):
     def _keep_earlier(self, channels: Sequence[Channel]) -> None:
         shared = [self._shared[channel] for channel in channels if channel in self._shared]
         if shared:
-            with self._progress.waiting(), self._neighbours.heeded():
+            with self._progress.waiting(), self._neighbours.noticing_ends():
                 self._memory.keep_earlier(shared)
         super()._keep_earlier([channel for channel in channels if channel not in self._shared])
 

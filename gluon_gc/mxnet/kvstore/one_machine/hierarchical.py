@@ -7,7 +7,7 @@ from typing import Dict, Mapping, Optional, Sequence, Tuple
 from .... import env
 from ....env import Cluster
 from ....launch.machine import Machine
-from ....launch.progress import Progress
+from ....launch.scheduler.stalls import Progress
 from ....plan import Chunk
 from ...channel import Channel
 from ...exchange import Exchange
