@@ -10,9 +10,9 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Adam, Optimizer, Updater
 
-from ..algorithms.adam import Update
-from .gradient import legacy
-from .parameters import first_copy
+from ...algorithms.adam import Update
+from ..exchange.gradient import legacy
+from ..trainer.parameters import first_copy
 
 
 class WrappedAdam:

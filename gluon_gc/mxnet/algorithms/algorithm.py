@@ -11,29 +11,29 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
-from .. import plan
-from ..agreement import Facts
-from ..algorithms import Algorithm, Round
-from ..algorithms.driver import Driver, is_declared, undeclared
-from ..auto.algorithm import AutomaticAlgorithm, Decision
-from ..auto.algorithms import automatic
-from ..checkpoint import Place
-from ..checkpoint.cutting import Arrays
-from ..plan import Tensor
-from . import freshness
+from ... import plan
+from ...agreement import Facts
+from ...algorithms import Algorithm, Round
+from ...algorithms.driver import Driver, is_declared, undeclared
+from ...auto.algorithm import AutomaticAlgorithm, Decision
+from ...auto.algorithms import automatic
+from ...checkpoint import Place
+from ...checkpoint.cutting import Arrays
+from ...plan import Tensor
+from ..exchange.dropped import withdraw_dropped
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import legacy, params_for, sum_over_contexts
+from ..exchange.job import Job
+from ..exchange.totals import total
+from ..state.algorithm_states import AlgorithmStates
+from ..trainer import freshness
+from ..trainer.amp import AgreedLossScaler, nonfinite_gradients
+from ..trainer.automatic import decided, of_root, saved_compressions
+from ..trainer.averaging import Averaging, Update
+from ..trainer.parameters import first_copy, spread
 from .adam import WrappedAdam, require_adam
 from .algorithm_arguments import require_parameters
-from .algorithm_states import AlgorithmStates
-from .amp import AgreedLossScaler, nonfinite_gradients
-from .automatic import decided, of_root, saved_compressions
-from .averaging import Averaging, Update
-from .dropped import withdraw_dropped
-from .exchange import Exchange
 from .framework import MXNet
-from .gradient import legacy, params_for, sum_over_contexts
-from .job import Job
-from .parameters import first_copy, spread
-from .totals import total
 
 
 class AlgorithmAveraging(Averaging):

@@ -7,13 +7,13 @@ from typing import Any, Collection, Optional
 import numpy as np
 from mxnet.gluon import Parameter
 
-from ..algorithms import Algorithm, parse
-from ..algorithms.requirements import (
+from ...algorithms import Algorithm, parse
+from ...algorithms.requirements import (
     require_fitting_compression,
     require_floats,
     require_on_nonfinite,
 )
-from ..options import require_different
+from ...options import require_different
 
 
 def checked(

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet.base import _LIB, MXNetError, check_call
 from mxnet.ndarray import NDArray
 
-from .. import env
+from ... import env
 
 
 class MXNet:

@@ -9,9 +9,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import integers
+from ... import integers
+from ..exchange.totals import total_of_parts
 from .runtime import default_exchange
-from .totals import total_of_parts
 
 Value = TypeVar("Value", float, np.ndarray, NDArray)
 

@@ -9,12 +9,12 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from .exchange import Exchange
-from .gradient import legacy
-from .optimizer_states import arrays_of, copy_progress
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import legacy
+from ..state.optimizer_states import arrays_of, copy_progress
+from ..trainer.optimizer_facts import of_optimizer, progress_of
 from .push_pull import byteps_push_pull
 from .runtime import default_exchange
-from .trainer_facts import of_optimizer, progress_of
 
 _CALL = "DistributedOptimizer.update"
 _numbers = itertools.count()  # equal on all workers: they create optimizers in one order

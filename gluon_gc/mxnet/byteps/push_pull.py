@@ -11,16 +11,16 @@ import numpy as np
 from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
-from .. import integers
-from ..agreement import Facts
-from ..compression import CompressionParams, byteps, warn_of_ignored
-from ..plan import Tensor, require_on_nonfinite
+from ... import integers
+from ...agreement import Facts
+from ...compression import CompressionParams, byteps, warn_of_ignored
+from ...plan import Tensor, require_on_nonfinite
+from ..exchange.broadcasts import broadcast_copies
+from ..exchange.channels import check_fits
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import legacy, params_for
+from ..exchange.totals import total_of_parts
 from . import runtime
-from .broadcasts import broadcast_copies
-from .channels import check_fits
-from .exchange import Exchange
-from .gradient import legacy, params_for
-from .totals import total_of_parts
 
 
 class _Declared(NamedTuple):

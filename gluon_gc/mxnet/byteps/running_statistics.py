@@ -9,9 +9,9 @@ import numpy as np
 from mxnet.gluon import Block, Constant, Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
-from .gradient import legacy
+from ..exchange.gradient import legacy
+from ..exchange.totals import total_of_parts
 from .runtime import default_exchange
-from .totals import total_of_parts
 
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")
 """Name endings of statistics: a network that is loaded from a file does not mark them otherwise."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from typing import Callable, List, Optional, Union
 
-from .. import env
-from ..launch import places
-from ..launch.leaving import failure
-from ..log import warn_of_misspelt
-from .exchange import Exchange
-from .kvstore import CompressingKVStore
-from .kvstore.horovod.backend import Horovod
-from .kvstore.local import Local
-from .kvstore.one_machine.backend import OneMachine
-from .kvstore.parameter_server.backend import ParameterServer
-from .suspension import Suspended, all_fit
+from ... import env
+from ...launch import places
+from ...launch.leaving import failure
+from ...log import warn_of_misspelt
+from ..exchange.exchange import Exchange
+from ..kvstore import CompressingKVStore
+from ..kvstore.horovod.backend import Horovod
+from ..kvstore.local import Local
+from ..kvstore.one_machine.backend import OneMachine
+from ..kvstore.parameter_server.backend import ParameterServer
+from ..state.suspension import Suspended, all_fit
 
 _CONNECTED = {backend.type: backend for backend in (ParameterServer, Horovod, OneMachine)}
 _MXNET_STORES = ("device", "nccl", "dist", "dist_async", "dist_device_sync", "dist_sync_device")

@@ -13,8 +13,8 @@ import numpy as np
 from mxnet.base import _LIB
 from mxnet.ndarray import NDArray
 
-from ..kernels import library
-from .engine import push
+from ...kernels import library
+from .order import push
 
 _ADVANCE, _AWAIT = (
     ctypes.cast(function, ctypes.c_void_p)

@@ -10,7 +10,7 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.ndarray import DeleterFunc, DLContext, DLDataType, DLManagedTensor
 
-from .. import kernels
+from ... import kernels
 
 _CPU = DLContext(1, 0)
 _GIVE_BACK = ctypes.cast(kernels.library.gluon_gc_give_back, DeleterFunc)

@@ -18,7 +18,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray._internal import _imperative_invoke
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .. import kernels
+from ... import kernels
 
 if not hasattr(kernels.library, "_opRegSize"):
     raise ImportError(

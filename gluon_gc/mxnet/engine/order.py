@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence
 from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray import NDArray
 
-from .. import kernels
+from ... import kernels
 
 _NOTHING = ctypes.cast(kernels.library.gluon_gc_nothing, ctypes.c_void_p)
 _FREE = ctypes.cast(_LIB.MXNDArrayFree, ctypes.c_void_p)

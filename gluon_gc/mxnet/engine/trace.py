@@ -8,7 +8,7 @@ from typing import Optional
 
 import mxnet as mx
 
-from .. import env
+from ... import env
 
 
 def writable(folder: str) -> Path:

@@ -11,12 +11,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from ..plan import Chunk, Tensor
-from . import operators
+from ...plan import Chunk, Tensor
+from ..engine import operators
+from ..engine.operators import Places
 from .codec import MessageCodec, Part
 from .gradient import Gradients
 from .job import Job
-from .operators import Places
 from .rows_codec import RowsCodec
 from .values import Values, fused
 

@@ -8,7 +8,7 @@ from typing import Collection, Dict, Iterable, Iterator, List, Sequence, Union
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..plan import Tensor
+from ...plan import Tensor
 from .channel import Channel
 from .gradient import Gradient
 from .sparse import SparseChannel

@@ -10,12 +10,12 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import kernels
-from ..compression import CompressionParams
-from ..compression.stream import Stream
-from . import operators
+from ... import kernels
+from ...compression import CompressionParams
+from ...compression.stream import Stream
+from ..engine import operators
+from ..engine.operators import MessageRows, Places
 from .message_memory import MessageMemory
-from .operators import MessageRows, Places
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import gc
 import mxnet as mx
 import numpy as np
 
-from ..agreement import Facts
+from ...agreement import Facts
 from .exchange import Exchange
 from .totals import total
 

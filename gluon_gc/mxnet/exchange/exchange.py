@@ -23,12 +23,12 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .. import env, plan
-from ..agreement import Facts
-from ..checkpoint import Place
-from ..compression import stream
-from ..plan import Chunk, Tensor
-from ..random_streams import StreamStarts
+from ... import env, plan
+from ...agreement import Facts
+from ...checkpoint import Place
+from ...compression import stream
+from ...plan import Chunk, Tensor
+from ...random_streams import StreamStarts
 from .channel import AnyCodec, Channel
 from .channels import AnyChannel, Channels
 from .codec import MessageCodec, Part

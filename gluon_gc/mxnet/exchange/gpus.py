@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import mxnet as mx
 
-from .. import plan
+from ... import plan
 from .channel import Channel
 from .gradient import Gradients
 

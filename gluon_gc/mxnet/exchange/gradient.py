@@ -7,9 +7,9 @@ from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .. import kernels
-from ..compression import CompressionParams
-from ..plan import Slice
+from ... import kernels
+from ...compression import CompressionParams
+from ...plan import Slice
 
 
 def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:

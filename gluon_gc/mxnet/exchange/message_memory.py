@@ -8,8 +8,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import kernels
-from .lent import lent
+from ... import kernels
+from ..engine.memory import lent
 
 
 class MessageMemory:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
-from .. import plan
-from ..plan import Chunk
+from ... import plan
+from ...plan import Chunk
 
 _MESSAGES_PER_OWNER = 2  # if there are enough chunks
 

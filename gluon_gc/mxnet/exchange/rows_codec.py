@@ -10,12 +10,12 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .. import kernels
-from ..compression import CompressionParams
-from ..compression.stream import Stream
-from . import operators
+from ... import kernels
+from ...compression import CompressionParams
+from ...compression.stream import Stream
+from ..engine import operators
+from ..engine.operators import MessageRows, Places
 from .codec import Part
-from .operators import MessageRows, Places
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .. import kernels
-from ..plan import Tensor
-from . import operators
+from ... import kernels
+from ...plan import Tensor
+from ..engine import operators
+from ..engine.operators import MessageRows
 from .channel import Metered
 from .gradient import Gradient
 from .job import Job
-from .operators import MessageRows
 
 
 class SparseChannel(Metered):

@@ -8,9 +8,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..agreement import Facts
-from ..compression import CompressionParams
-from ..plan import Tensor
+from ...agreement import Facts
+from ...compression import CompressionParams
+from ...plan import Tensor
 from .exchange import Exchange
 
 

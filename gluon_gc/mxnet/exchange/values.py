@@ -9,10 +9,10 @@ from typing import Any, Mapping, Optional, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .. import kernels
-from ..plan import Slice, Tensor
-from . import operators
-from .operators import Places
+from ... import kernels
+from ...plan import Slice, Tensor
+from ..engine import operators
+from ..engine.operators import Places
 
 
 def fused(

@@ -8,9 +8,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import agreement, env
-from ..agreement import Facts, Message
-from ..auto.choice import Topology
+from ... import agreement, env
+from ...agreement import Facts, Message
+from ...auto.choice import Topology
 
 
 class WorkerGroup:

@@ -9,10 +9,10 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ..algorithms.driver import Driver, is_arriving
-from ..checkpoint import LOCAL, OF_ALL, Place
-from ..checkpoint.cutting import Arrays
-from .parameters import first_copy, spread
+from ...algorithms.driver import Driver, is_arriving
+from ...checkpoint import LOCAL, OF_ALL, Place
+from ...checkpoint.cutting import Arrays
+from ..trainer.parameters import first_copy, spread
 
 _PARAMETER = "parameter"
 """`Place.what` of this worker's own parameter."""

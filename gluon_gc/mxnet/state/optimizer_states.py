@@ -11,12 +11,12 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
-from ..checkpoint import fitting
-from .broadcasts import broadcast_copies
-from .exchange import Exchange
-from .gradient import legacy
-from .momentum import momentum_of
-from .trainer_facts import progress_of
+from ...checkpoint import fitting
+from ..exchange.broadcasts import broadcast_copies
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import legacy
+from ..trainer.momentum import momentum_of
+from ..trainer.optimizer_facts import progress_of
 
 
 class OptimizerStates:

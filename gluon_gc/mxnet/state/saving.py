@@ -11,14 +11,14 @@ from typing import Any, Dict, Sequence, Set, Tuple, Union
 import numpy as np
 from mxnet.gluon import Parameter
 
-from .. import checkpoint
-from ..algorithms.driver import undivided
-from ..checkpoint import LOCAL, OF_ALL, Place, fitting, matching
-from ..checkpoint.cutting import Arrays
-from ..checkpoint.loading import if_all_can
-from ..log import logger
+from ... import checkpoint
+from ...algorithms.driver import undivided
+from ...checkpoint import LOCAL, OF_ALL, Place, fitting, matching
+from ...checkpoint.cutting import Arrays
+from ...checkpoint.loading import if_all_can
+from ...log import logger
+from ..trainer.averaging import Averaging
 from . import tensor_states
-from .averaging import Averaging
 from .optimizer_states import OptimizerStates, read_stock
 
 Files = Union[str, Sequence[str]]

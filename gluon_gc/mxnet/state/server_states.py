@@ -6,9 +6,9 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import mxnet as mx
 
-from ...exchange import States
-from .. import archive
-from .pages import PAGE_BYTES, Pages
+from ..exchange.exchange import States
+from ..kvstore import archive
+from ..kvstore.parameter_server.pages import PAGE_BYTES, Pages
 
 Layouts = Sequence[Mapping[int, archive.Layouts]]
 """For each server, the layouts of its states by key."""

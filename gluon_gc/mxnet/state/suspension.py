@@ -8,12 +8,12 @@ from typing import Collection, Dict, Optional
 import mxnet as mx
 import numpy as np
 
-from ..checkpoint import STREAM, fitting
-from ..checkpoint.cutting import Arrays
-from ..compression import CompressionParams
-from ..plan import Tensor
+from ...checkpoint import STREAM, fitting
+from ...checkpoint.cutting import Arrays
+from ...compression import CompressionParams
+from ...plan import Tensor
+from ..exchange.exchange import Exchange
 from . import tensor_states
-from .exchange import Exchange
 
 
 class Suspended:

@@ -11,11 +11,11 @@ from typing import Collection, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from ..checkpoint import STREAM, Layout, Place
-from ..checkpoint.cutting import Arrays, Saved
-from ..plan import Slice
-from .channel import Channel
-from .exchange import Exchange, States
+from ...checkpoint import STREAM, Layout, Place
+from ...checkpoint.cutting import Arrays, Saved
+from ...plan import Slice
+from ..exchange.channel import Channel
+from ..exchange.exchange import Exchange, States
 
 
 def state(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[Place, np.ndarray]]:

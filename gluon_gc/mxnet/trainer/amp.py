@@ -8,8 +8,8 @@ import mxnet as mx
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ..agreement import Facts
-from .gradient import legacy
+from ...agreement import Facts
+from ..exchange.gradient import legacy
 
 
 class _Verdict:

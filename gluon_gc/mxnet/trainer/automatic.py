@@ -10,14 +10,14 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..auto import selection
-from ..auto.algorithm import AutomaticAlgorithm, Decision
-from ..auto.choice import Measured
-from ..checkpoint.matching import pairs
-from ..compression import CompressionParams, candidates
-from ..plan import Tensor
+from ...auto import selection
+from ...auto.algorithm import AutomaticAlgorithm, Decision
+from ...auto.choice import Measured
+from ...checkpoint.matching import pairs
+from ...compression import CompressionParams, candidates
+from ...plan import Tensor
+from ..exchange.exchange import Exchange
 from . import probe
-from .exchange import Exchange
 
 
 class Automatic:

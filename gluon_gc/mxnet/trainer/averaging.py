@@ -24,15 +24,15 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from ..agreement import Facts
-from ..checkpoint import Place
-from ..checkpoint.cutting import Arrays
-from ..learning_rates import LearningRates
-from ..plan import Tensor
-from . import trainer_facts
+from ...agreement import Facts
+from ...checkpoint import Place
+from ...checkpoint.cutting import Arrays
+from ...learning_rates import LearningRates
+from ...plan import Tensor
+from ..exchange.exchange import Exchange
+from . import optimizer_facts as trainer_facts
 from .amp import AgreedLossScaler
 from .compressions import Compressions
-from .exchange import Exchange
 from .weight_check import WeightCheck
 
 Update = Callable[[float, bool], None]

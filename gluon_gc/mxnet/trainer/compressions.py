@@ -7,10 +7,10 @@ from typing import Any, Mapping, Optional, Sequence, Tuple
 from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
-from ..algorithms import Algorithm
-from ..algorithms.requirements import require_fitting_compression
-from ..compression import CompressionParams, byteps
-from ..compression.momentum import has_nesterov
+from ...algorithms import Algorithm
+from ...algorithms.requirements import require_fitting_compression
+from ...compression import CompressionParams, byteps
+from ...compression.momentum import has_nesterov
 from .momentum import Momentum, require_outside
 
 OptimizerInfo = Tuple[Optional[float], bool, str]

@@ -15,10 +15,10 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ..agreement import Facts
-from .exchange import Exchange
-from .gradient import legacy
-from .totals import total
+from ...agreement import Facts
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import legacy
+from ..exchange.totals import total
 
 
 def _stale(

@@ -10,26 +10,26 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from .. import env
-from ..agreement import Facts
-from ..checkpoint import OF_ALL, Place
-from ..checkpoint.cutting import Arrays
-from ..log import logger
-from ..plan import applies_momentum, travels_compressed
+from ... import env
+from ...agreement import Facts
+from ...checkpoint import OF_ALL, Place
+from ...checkpoint.cutting import Arrays
+from ...log import logger
+from ...plan import applies_momentum, travels_compressed
+from ..engine.operators import clip_factor
+from ..exchange.dropped import withdraw_dropped
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import Gradient, sums_of
+from ..exchange.job import Job
+from ..exchange.totals import total
 from . import freshness
 from .amp import AgreedLossScaler
 from .automatic import Automatic, of_root, saved_compressions
 from .averaging import Averaging, Update
-from .dropped import withdraw_dropped
-from .exchange import Exchange
-from .gradient import Gradient, sums_of
-from .job import Job
 from .learning_rates import next_rate
 from .momentum import Momentum, require_outside, require_unchanged
-from .operators import clip_factor
 from .parameters import gradient_of, tensor_of
 from .separation import separate
-from .totals import total
 from .undo import Undo
 
 

@@ -7,10 +7,10 @@ from typing import Any, Callable, Sequence
 
 from mxnet.gluon import Parameter
 
-from ..algorithms.requirements import digest
-from .exchange import Exchange
+from ...algorithms.requirements import digest
+from ..byteps.running_statistics import is_statistic
+from ..exchange.exchange import Exchange
 from .parameters import first_copy
-from .running_statistics import is_statistic
 
 Broadcast = Callable[[Sequence[Parameter]], None]
 

@@ -18,9 +18,9 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import NAG, SGD, Optimizer
 
-from ..compression.momentum import require_linear
-from ..plan import working_dtype
-from .gradient import legacy
+from ...compression.momentum import require_linear
+from ...plan import working_dtype
+from ..exchange.gradient import legacy
 
 LINEAR = (SGD, NAG)
 """MXNet's optimizers with momentum whose updates are linear in the gradient."""

@@ -9,7 +9,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
-from ..agreement import Facts
+from ...agreement import Facts
 from .learning_rates import ask_ahead
 
 _NOT_COMPARED = {

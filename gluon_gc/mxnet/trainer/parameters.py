@@ -9,9 +9,9 @@ import numpy as np
 from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
-from ..compression import CompressionParams
-from ..plan import Tensor, params_for_dimensions
-from .gradient import legacy, params_for
+from ...compression import CompressionParams
+from ...plan import Tensor, params_for_dimensions
+from ..exchange.gradient import legacy, params_for
 
 Parameters = Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
 

@@ -8,12 +8,12 @@ from weakref import WeakKeyDictionary
 import mxnet as mx
 import numpy as np
 
-from ..auto import probe
-from ..auto.choice import Link, Measured, Topology
-from ..compression import CompressionParams
-from ..plan import Tensor
-from .exchange import Exchange
-from .totals import total
+from ...auto import probe
+from ...auto.choice import Link, Measured, Topology
+from ...compression import CompressionParams
+from ...plan import Tensor
+from ..exchange.exchange import Exchange
+from ..exchange.totals import total
 
 _links: WeakKeyDictionary[Exchange, Link] = WeakKeyDictionary()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..log import logger
+from ...log import logger
 from . import stats, summary
 from .saved_trainer import SavedTrainer
 

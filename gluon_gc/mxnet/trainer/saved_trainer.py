@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Sequence, Union
 
-from . import saving
+from ..state import saving
+from ..state.optimizer_states import OptimizerStates
 from .gluon_hooks import HookedTrainer
-from .optimizer_states import OptimizerStates
 
 
 class SavedTrainer(HookedTrainer):

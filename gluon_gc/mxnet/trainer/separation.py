@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Collection, Mapping, Set
 
-from . import tensor_states
-from .exchange import Exchange
+from ..exchange.exchange import Exchange
+from ..state import tensor_states
 
 
 def separate(exchange: Exchange, names: Collection[str], ratios: Mapping[str, float]) -> bool:

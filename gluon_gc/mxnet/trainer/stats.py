@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, Tuple
 
-from .. import stats
-from ..plan import Tensor
-from .channel import Metered
-from .exchange import Exchange
-from .operators import KEPT_SPANS
+from ... import stats
+from ...plan import Tensor
+from ..engine.operators import KEPT_SPANS
+from ..exchange.channel import Metered
+from ..exchange.exchange import Exchange
 
 _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
 

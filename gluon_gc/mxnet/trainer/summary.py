@@ -6,10 +6,10 @@ from typing import Collection, Dict, Hashable, List
 
 from mxnet.gluon import Trainer
 
-from ..compression import CompressionParams
+from ...compression import CompressionParams
+from ..exchange.channel import Channel
+from ..exchange.exchange import Exchange
 from .averaging import Averaging
-from .channel import Channel
-from .exchange import Exchange
 
 
 def of_trainer(trainer: Trainer, averaging: Averaging, given: CompressionParams) -> List[str]:

@@ -9,22 +9,24 @@ from typing import Any, Iterator, Mapping, Optional, Sequence, Union
 from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
-from .. import env
-from ..algorithms import gives
-from ..compression import parse, warn_of_ignored, warn_of_plain_adam
-from ..options import checked_epoch
-from ..plan import require_on_nonfinite
-from . import freshness, runtime, trace
-from .adam import require_adam
-from .algorithm import AlgorithmAveraging
-from .algorithm_arguments import checked
-from .broadcasts import broadcast_copies
+from ... import env
+from ...algorithms import gives
+from ...compression import parse, warn_of_ignored, warn_of_plain_adam
+from ...options import checked_epoch
+from ...plan import require_on_nonfinite
+from ..algorithms.adam import require_adam
+from ..algorithms.algorithm import AlgorithmAveraging
+from ..algorithms.algorithm_arguments import checked
+from ..byteps import runtime
+from ..engine import trace
+from ..exchange.broadcasts import broadcast_copies
+from ..kvstore import CompressingKVStore
+from ..state.optimizer_states import OptimizerStates
+from . import freshness
 from .compressions import Compressions
 from .gradient_averaging import GradientAveraging
 from .initial_values import broadcast_changed, broadcast_initial
-from .kvstore import CompressingKVStore
 from .momentum import momentum_of
-from .optimizer_states import OptimizerStates
 from .parameters import Parameters, in_order_of_backward
 from .reporting_trainer import ReportingTrainer
 from .trainer_arguments import (

@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
 from mxnet.optimizer import Optimizer
 
-from .optimizer import DistributedOptimizer
+from ..byteps.optimizer import DistributedOptimizer
 from .parameters import Parameters
 
 OptimizerParams = Optional[Mapping[str, Any]]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Collection, Optional, Set
 
-from ..learning_rates import LearningRates
-from .exchange import Exchange
+from ...learning_rates import LearningRates
+from ..exchange.exchange import Exchange
 from .momentum import Momentum
 
 

@@ -9,11 +9,11 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from .. import weight_samples
-from ..weight_samples import ELEMENTS, EVERY, PARAMETERS, Sample
-from .exchange import Exchange
+from ... import weight_samples
+from ...weight_samples import ELEMENTS, EVERY, PARAMETERS, Sample
+from ..exchange.exchange import Exchange
+from ..exchange.totals import total
 from .parameters import first_copy
-from .totals import total
 
 
 class WeightCheck:
