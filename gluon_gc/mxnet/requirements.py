@@ -8,13 +8,7 @@ _INSTALL = "install gluon_gc with pip install '.[mxnet]', or '.[cu112]' for CUDA
 
 
 def import_mxnet() -> None:
-    """Import MXNet.
-
-    Raises
-    ------
-    ImportError
-        MXNet, or a package that it needs, is not installed; or Python or NumPy is too new for it.
-    """
+    """Import MXNet."""
     if sys.version_info >= (3, 12):
         version = ".".join(map(str, sys.version_info[:2]))
         raise ImportError(

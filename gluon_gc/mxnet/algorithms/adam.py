@@ -19,14 +19,6 @@ class WrappedAdam:
     """MXNet's front end of `algorithms.adam.Adam`, for one step.
 
     The moments are the states of the updater on a parameter's first context.
-
-    Parameters
-    ----------
-    updaters : sequence of Updater
-        The trainer's updaters, one for each context. They share an optimizer.
-    params : mapping of int to Parameter
-        The parameters that the workers average, by index. Their gradients are already divided by
-        the batch size.
     """
 
     def __init__(self, updaters: Sequence[Updater], params: Mapping[int, Parameter]) -> None:
@@ -79,7 +71,7 @@ class WrappedAdam:
         rate = optimizer._get_lr(index) * math.sqrt(correction2) / correction1
         return Update(rate, v.sqrt() + optimizer.epsilon, 0.0)
 
-    def spread(self) -> None:
+    def broadcast_to_contexts(self) -> None:
         """Copy the moments to the other contexts."""
         for index, param in self._params.items():
             moments = self.moments(param.name)

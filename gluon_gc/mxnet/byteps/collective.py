@@ -10,7 +10,6 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from ... import integers
-from ..exchange.totals import total_of_parts
 from .runtime import default_exchange
 
 Value = TypeVar("Value", float, np.ndarray, NDArray)
@@ -68,7 +67,7 @@ def allreduce(value: Value, average: bool = True) -> Value:
         "64-bit integers": len(parts) > 1,
     }
     exchange.agree("allreduce", [("", facts)])
-    sums = total_of_parts(exchange, f"metrics.{array.size}.{len(parts)}", parts, "allreduce")
+    sums = exchange.total_of_parts(f"metrics.{array.size}.{len(parts)}", parts, "allreduce")
     floats = integers.as_floats(sums)
     if average:
         floats = floats / exchange.num_workers

@@ -10,7 +10,6 @@ from mxnet.gluon import Block, Constant, Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
 from ..exchange.gradient import legacy
-from ..exchange.totals import total_of_parts
 from .runtime import default_exchange
 
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")
@@ -54,7 +53,7 @@ def average_statistics(
     if not statistics:
         return
     means = np.concatenate([_mean(copies) for copies in arrays])
-    (sums,) = total_of_parts(exchange, f"statistics.{means.size}", [means], "average_statistics")
+    (sums,) = exchange.total_of_parts(f"statistics.{means.size}", [means], "average_statistics")
     ends = np.cumsum([copies[0].size for copies in arrays])[:-1]
     for copies, values in zip(arrays, np.split(sums / exchange.num_workers, ends)):
         for array in copies:

@@ -12,13 +12,7 @@ from ... import env
 
 
 def writable(folder: str) -> Path:
-    """A folder of BYTEPS_TRACE_DIR, which is created if it is missing.
-
-    Raises
-    ------
-    ConfigurationError
-        The folder cannot be created or written.
-    """
+    """A folder of BYTEPS_TRACE_DIR, which is created if it is missing."""
     path = Path(env.get("BYTEPS_TRACE_DIR"), folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -36,21 +30,6 @@ class Trace:
     It waits for the operators of earlier steps before the trace, and for those of traced steps at
     its end. If the process ends before the last step, MXNet writes the steps so far, unless `close`
     has.
-
-    Parameters
-    ----------
-    folder : str
-        The trace is BYTEPS_TRACE_DIR/folder/comm.json.
-
-    Attributes
-    ----------
-    step : int
-        The current step, from 1.
-
-    Raises
-    ------
-    ConfigurationError
-        The trace cannot be written there.
     """
 
     def __init__(self, folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from contextlib import contextmanager
 from typing import (
@@ -23,57 +24,72 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import env, plan
-from ...agreement import Facts
+from ... import agreement, env, plan
+from ...agreement import Facts, Message
+from ...auto.choice import Topology
 from ...checkpoint import Place
-from ...compression import stream
+from ...compression import CompressionParams, stream
 from ...plan import Chunk, Tensor
 from ...random_streams import StreamStarts
 from .channel import AnyCodec, Channel
-from .channels import AnyChannel, Channels
+from .channels import AnyChannel, Channels, GpuShares, in_messages
 from .codec import MessageCodec, Part
-from .gpus import GpuShares
-from .gradient import Gradient
-from .job import Job
-from .messages import in_messages
+from .gradient import Gradient, Job, legacy
 from .sparse import SparseChannel
-from .worker_group import WorkerGroup
 
 States = List[Dict[str, np.ndarray]]
 """The states of a codec: one dict of arrays for each chunk."""
+_MOST_DROPPED = 64  # trainers that `withdraw_dropped` looks at together, the oldest first
 
 
-class Exchange(WorkerGroup):
+class Exchange:
     """Sums compressed gradients over all workers; the base class of the backends.
 
-    A backend implements `_open`, `_exchange`, `_exchange_rows` and `_broadcast`. All calls are
-    collective: every worker makes them for the same tensors in the same order. `start` returns at
-    once. A later read of the gradients waits for the result.
-
-    Attributes
-    ----------
-    channels : Channels
-        The declared tensors, and the channels that carry them.
-    owners : dict
-        Weak references to each `Averaging`, whose tensors are named "NAME....", by NAME, in the
-        same order on all workers.
-    when_declared : callable
-        Is called with the names of new tensors after they are declared.
+    A backend implements `_open`, `_exchange`, `_exchange_rows`, `_broadcast` and `_compared`. All
+    calls are collective: every worker makes them for the same tensors in the same order. `start`
+    returns at once. A later read of the gradients waits for the result.
     """
 
+    type = ""
+    rank = 0
+    num_workers = 1
     spreads_aggregators = False  # whether each worker runs, and saves, some of the aggregators
 
     def __init__(self) -> None:
-        super().__init__()
+        env.prepare_exchanges()
+        self.local_rank = env.get("BYTEPS_LOCAL_RANK")
+        self.local_size = env.get("BYTEPS_LOCAL_SIZE")
         self.channels = Channels()
-        self.owners: Dict[str, weakref.ref] = {}
+        # By NAME, each `Averaging`, whose tensors are named "NAME....", in one order on all
+        # workers.
+        self.averagings: Dict[str, weakref.ref] = {}
         self._aggregators: Dict[Channel, MessageCodec] = {}  # that run in this process
-        self.when_declared: Callable[[Set[str]], None] = lambda names: None
+        self.when_declared: Callable[[Set[str]], None] = lambda names: None  # gets new tensors
         self._streams = StreamStarts(self.bytes_of_root)
         self._step = 0  # the number of the last exchange
         self._gpus = GpuShares(self._can_run_on_gpu)
 
     # A backend implements these
+
+    def topology(self) -> Optional[Topology]:
+        """The machines and servers that the network connects; None: there is no network."""
+
+    def _compared(self, message: Message, call: str) -> Message:
+        """The answer of `agreement.compare` to the messages of all workers.
+
+        `call` is the user's function in which this worker waits for the others.
+        """
+        return agreement.compare([message])
+
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Overwrite arrays with those of `root_rank`; the workers already agree on them."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Finish all exchanges. The backend is unusable afterwards."""
+
+    def abandon(self, why: str) -> None:
+        """Tell the others that this worker leaves at once. The backend is unusable afterwards."""
 
     def _open(self, channels: Sequence[Channel]) -> None:
         """Prepare new channels for messages."""
@@ -94,10 +110,8 @@ class Exchange(WorkerGroup):
     ) -> Tuple[RowSparseNDArray, Optional[NDArray]]:
         """Sum `channel.sent` over all workers; `SparseChannel.encode` has already written it.
 
-        Returns
-        -------
-        The rows of the sum, and the row lists of all workers, one below the other, for
-        `SparseChannel.deliver`. The lists are None if every row of the sum is in one of them.
+        The result is the rows of the sum, and the row lists of all workers, one below the other,
+        for `SparseChannel.deliver`. The lists are None if every row of the sum is in one of them.
         """
         raise NotImplementedError
 
@@ -139,6 +153,79 @@ class Exchange(WorkerGroup):
             return channel.message_bytes, channel.message_bytes
         return done["sent_bytes"] / done["calls"], done["received_bytes"] / done["calls"]
 
+    # All workers agree
+
+    def agree(self, call: str, facts: Facts = ()) -> None:
+        """Return when all workers have called this with the same arguments; else RuntimeError.
+
+        `call` is the user's function that needs this.
+        """
+        called = [("", {"call": call}), *facts]
+        agreement.reach(self.rank, called, lambda message: self._compared(message, call))
+
+    def agrees(self, call: str, facts: Facts) -> bool:
+        """Whether all workers state the same facts; see `agree`."""
+        try:
+            self.agree(call, facts)
+        except RuntimeError:
+            return False
+        return True
+
+    # Values that are not gradients
+
+    def broadcast(
+        self, arrays: Sequence[NDArray], root_rank: int, called: Optional[Sequence[str]] = None
+    ) -> None:
+        """Overwrite arrays, with the names `called` in errors, with those of worker `root_rank`."""
+        if not 0 <= root_rank < self.num_workers:
+            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
+        names = called or [f"array {number}" for number in range(len(arrays))]
+        described = [
+            (name, {"shape": array.shape, "dtype": np.dtype(array.dtype).name})
+            for name, array in zip(names, arrays)
+        ]
+        self.agree("broadcast_parameters", [("", {"root_rank": root_rank}), *described])
+        self._broadcast(arrays, root_rank)
+
+    def broadcast_copies(
+        self, copies: Sequence[Tuple[str, Sequence[NDArray]]], root_rank: int
+    ) -> None:
+        """As `broadcast`, of named arrays that have a copy on each context."""
+        if not copies:
+            return
+        names, arrays = zip(*((name, legacy(array_copies)) for name, array_copies in copies))
+        self.broadcast([first for first, *_ in arrays], root_rank, names)
+        for first, *others in arrays:
+            for other in others:
+                first.copyto(other)
+
+    def bytes_of_root(self, own: bytes) -> bytes:
+        """Rank 0's bytes. All workers pass the same number of bytes."""
+        array = mx.nd.array(np.frombuffer(own, np.uint8), dtype="uint8")
+        self.broadcast([array], root_rank=0)
+        return array.asnumpy().tobytes()
+
+    def total(self, name: str, array: NDArray, call: str, about: Facts = ()) -> NDArray:
+        """Sum a small array, such as flags, over all workers in place, uncompressed; return it.
+
+        All arrays of one name have the same size and dtype. `call` is the user's function that
+        needs the sum. `about` must be the same on all workers in the first call with this name.
+        """
+        if not self.declared(name):
+            dtype = np.dtype(array.dtype).name
+            tensor = Tensor(name, array.size, dtype, CompressionParams())
+            self.declare([tensor], about=about, call=call)
+        self.sum_in_place({name: array})
+        return array
+
+    def total_of_parts(
+        self, name: str, parts: Sequence[np.ndarray], call: str, about: Facts = ()
+    ) -> List[np.ndarray]:
+        """As `total`, of several float64 arrays of one shape in one exchange; waits for it."""
+        array = mx.nd.array(np.concatenate([part.reshape(-1) for part in parts]), dtype="float64")
+        sums = np.split(self.total(name, array, call, about).asnumpy(), len(parts))
+        return [part.reshape(parts[0].shape) for part in sums]
+
     # Set-up
 
     def declare(
@@ -149,26 +236,10 @@ class Exchange(WorkerGroup):
         bundled: bool = True,
         call: str = "step",
     ) -> None:
-        """Prepare to exchange these tensors. Tensors of one call may share messages.
+        """Prepare to exchange these tensors. If `bundled`, they may share messages.
 
-        Parameters
-        ----------
-        tensors : iterable of Tensor
-        minimum : int, optional
-            Smaller tensors, in bytes, are not compressed; by default BYTEPS_MIN_COMPRESS_BYTES.
-        about : Facts, optional
-            More facts that must be the same on all workers.
-        bundled : bool
-            Whether compressed tensors may share messages.
-        call : str
-            As in `agree`.
-
-        Raises
-        ------
-        ValueError
-            A tensor of that name is already declared.
-        RuntimeError
-            The workers declare different tensors.
+        Tensors of fewer than `minimum` bytes (by default BYTEPS_MIN_COMPRESS_BYTES) are not
+        compressed. `about` are more facts that must be the same on all workers.
         """
         tensors = list(tensors)
         self.channels.require_new(tensors)
@@ -208,6 +279,28 @@ class Exchange(WorkerGroup):
         declared_tensors = self.channels.tensors
         return [declared_tensors.pop(name) for name in list(declared_tensors) if name in names]
 
+    def withdraw_dropped(self, call: str, about: Facts) -> None:
+        """Withdraw the tensors of trainers that no worker has any more.
+
+        Python frees a trainer at another time on each worker, so all workers withdraw its tensors
+        together, when another trainer declares its own. If there are several trainers, the call
+        waits for all exchanges.
+        """
+        averagings = list(self.averagings.items())[:_MOST_DROPPED]
+        if len(self.averagings) < 2:
+            return
+        names = [name for name, _ in averagings]
+        self.agree(call, [*about, ("the process", {"trainers": names})])
+        gc.collect()  # a trainer refers to itself
+        dropped = np.zeros(_MOST_DROPPED, np.float32)
+        dropped[: len(names)] = [averaging() is None for _, averaging in averagings]
+        on_workers = self.total("dropped", mx.nd.array(dropped), call).asnumpy()
+        for name, workers in zip(names, on_workers):
+            if workers == self.num_workers:
+                del self.averagings[name]
+                tensors = self.channels.tensors
+                self.withdraw([tensor for tensor in tensors if tensor.startswith(f"{name}.")])
+
     # Exchanges
 
     def start(self, job: Job, priority: int = 0) -> None:
@@ -234,16 +327,7 @@ class Exchange(WorkerGroup):
     def sum_in_place(
         self, arrays: Mapping[str, NDArray], scale: float = 1.0, priority: int = 0
     ) -> None:
-        """Replace each array by `scale` times its sum over all workers.
-
-        Parameters
-        ----------
-        arrays : mapping
-            Arrays by the name of a declared tensor.
-        scale : float
-        priority : int
-            As in `start`.
-        """
+        """Replace each declared tensor's array by `scale` times its sum over all workers."""
         gradients = {
             name: self.channels.gradient(name, [array], [array]) for name, array in arrays.items()
         }
@@ -298,11 +382,7 @@ class Exchange(WorkerGroup):
     ) -> Mapping[Place, np.ndarray]:
         """Collect the arrays of all workers that `load_aggregators` needs; all workers call it.
 
-        Parameters
-        ----------
-        channels : sequence of Channel
-        arrays : mapping
-            The aggregators' arrays in this worker's checkpoint.
+        `arrays` are the aggregators' arrays in this worker's checkpoint.
         """
         return arrays
 
@@ -325,7 +405,7 @@ class Exchange(WorkerGroup):
         return np.array(self._start(chunk, number), np.uint64)
 
     def _start(self, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
-        """The first state of a node's random stream for a chunk; None if its compressor needs none.
+        """The first state of a chunk's random stream; None if its compressor needs none.
 
         `node` is a worker's number, or None for the aggregator.
         """

@@ -20,13 +20,7 @@ from .codec import Part
 
 @dataclass(frozen=True)
 class Payload:
-    """The size of a payload: a list of rows, then the payload of their values.
-
-    Parameters
-    ----------
-    payload_bytes : int
-        The size with all rows.
-    """
+    """The size of a payload: a list of rows, then the payload of their values."""
 
     payload_bytes: int
 
@@ -42,15 +36,6 @@ class RowsCodec:
     It has the interface of a `MessageCodec` with one chunk. The residual of a row is added when the
     gradient has that row again. In each step the random stream advances by the draws of all rows.
     Later draws then do not depend on which rows there were.
-
-    Parameters
-    ----------
-    params : CompressionParams
-        With a compressor that does not accumulate.
-    rows : int
-        The number of rows of the gradient, whose dtype is float32.
-    part : Part
-        All elements of the gradient.
     """
 
     runs_on_gpu = False
@@ -172,7 +157,7 @@ class RowsCodec:
         )
 
     def state(self) -> List[Dict[str, np.ndarray]]:
-        """For a checkpoint, as `MessageCodec.state` of one chunk."""
+        """As `MessageCodec.state` of one chunk."""
         state = {}
         if self._params.compressor.traits.draws:
             state["stream"] = self._stream.state()
@@ -181,7 +166,6 @@ class RowsCodec:
         return [state]
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Restore a result of `state`."""
         (state,) = states
         if self._params.compressor.traits.draws:
             self._stream.load_state(state["stream"])

@@ -28,13 +28,7 @@ def num_bytes(layouts: Layouts) -> int:
 
 
 class Cutter:
-    """Concatenates the arrays of states, and cuts the bytes into pages.
-
-    Parameters
-    ----------
-    states : iterator of States
-        It is read lazily, one item at a time.
-    """
+    """Concatenates the arrays of states, and cuts the bytes into pages."""
 
     def __init__(self, states: Iterator[States]) -> None:
         self._arrays = (array for chunks in states for state in chunks for array in state.values())
@@ -57,18 +51,7 @@ class Cutter:
 
 
 class Joiner:
-    """Restores states from the pages of a `Cutter`.
-
-    Parameters
-    ----------
-    layouts : mapping
-        The layouts of the states by key, in the order in which the `Cutter` had the states.
-
-    Attributes
-    ----------
-    left : int
-        The number of bytes that `add` has not received yet.
-    """
+    """Restores states from the pages of a `Cutter`."""
 
     def __init__(self, layouts: Mapping[Hashable, Layouts]) -> None:
         self._layouts = iter(layouts.items())

@@ -9,8 +9,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ..exchange.channel import Channel
 from ..exchange.exchange import Exchange
-from ..exchange.gradient import Gradient
-from ..exchange.job import Job
+from ..exchange.gradient import Gradient, Job
 from ..exchange.sparse import SparseChannel
 
 

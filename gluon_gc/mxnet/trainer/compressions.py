@@ -18,29 +18,7 @@ OptimizerInfo = Tuple[Optional[float], bool, str]
 
 
 class Compressions:
-    """The compression_params of a trainer, and those of single parameters, which override them.
-
-    Parameters
-    ----------
-    given : mapping, optional
-        The trainer's compression_params, as the user wrote them.
-    default : CompressionParams
-        The same, parsed.
-    params : sequence of Parameter
-    optimizer_info : OptimizerInfo
-    algorithm : Algorithm, optional
-        The trainer's algorithm.
-
-    Attributes
-    ----------
-    written : list of (mapping or None)
-        The compression_params of the trainer and of single parameters, as users wrote them.
-
-    Raises
-    ------
-    ValueError, TypeError, KeyError
-        The compression_params of a parameter are wrong, or do not fit the algorithm.
-    """
+    """The compression_params of a trainer, and those of single parameters, which override them."""
 
     def __init__(
         self,
@@ -59,13 +37,7 @@ class Compressions:
         self._parsed = {i: found.parse(*optimizer_info) for i, found in own_params.items()}
 
     def momentum(self, optimizer: Optimizer) -> Optional[Momentum]:
-        """The momentum to apply outside the optimizer; None if no compressor applies momentum.
-
-        Raises
-        ------
-        ValueError
-            The optimizer's update is not linear in the gradient, or clips it.
-        """
+        """The momentum to apply outside the optimizer; None if no compressor applies momentum."""
         mu, *_ = self._optimizer_info
         compressors = (self.default, *self._parsed.values())
         if mu is None or all(params.mu is None for params in compressors):

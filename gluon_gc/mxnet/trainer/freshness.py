@@ -18,7 +18,6 @@ from mxnet.ndarray import NDArray
 from ...agreement import Facts
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy
-from ..exchange.totals import total
 
 
 def _stale(
@@ -58,21 +57,11 @@ def fresh_anywhere(
 
     All workers call this, and wait for each other. If a gradient is fresh anywhere, its stale
     copies become zeros and fresh, so each worker and context updates the parameter.
-
-    Parameters
-    ----------
-    exchange : Exchange
-    name : str
-        The name of the flags in the exchange.
-    params : sequence of Parameter
-        The same number in all calls with this name.
-    about : Facts
-        Facts that must be the same on all workers in the first call with this name.
     """
     flags = [_is_fresh(param) for param in params]
     if exchange.num_workers > 1:
         array = mx.nd.array(np.array(flags, np.float32))
-        flags = (total(exchange, name, array, "step", about).asnumpy() > 0).tolist()
+        flags = (exchange.total(name, array, "step", about).asnumpy() > 0).tolist()
     for param, fresh in zip(params, flags):
         if fresh:
             _renew(param)

@@ -18,13 +18,7 @@ Broadcast = Callable[[Sequence[Parameter]], None]
 def broadcast_initial(
     exchange: Exchange, params: Sequence[Parameter], broadcast: Broadcast
 ) -> None:
-    """Broadcast initialized parameters now, and deferred ones when they are initialized.
-
-    Raises
-    ------
-    RuntimeError
-        A parameter is initialized on some workers only.
-    """
+    """Broadcast initialized parameters now, and deferred ones when they are initialized."""
     values = {True: "is there", False: "comes with the first batch, which sets the shape"}
     facts = [(f"parameter {p.name}", {"a value that": values[_is_ready(p)]}) for p in params]
     exchange.agree("DistributedTrainer", facts)

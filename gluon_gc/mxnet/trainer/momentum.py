@@ -66,15 +66,7 @@ def switched_off(optimizer: Optimizer) -> Iterator[None]:
 
 
 class Momentum:
-    """The state of momentum mu, in the dtype that compressors compute in.
-
-    Parameters
-    ----------
-    mu : float
-        0 < mu.
-    nesterov : callable
-        Whether the parameter with an index has Nesterov rather than classic momentum.
-    """
+    """The state of momentum mu, in the dtype that compressors compute in."""
 
     def __init__(self, mu: float, nesterov: Callable[[int], bool]) -> None:
         self.mu, self._nesterov = mu, nesterov

@@ -30,20 +30,7 @@ def in_order_of_backward(params: Sequence[Parameter], given: Parameters) -> List
 def tensor_of(
     name: str, param: Parameter, index: int, given: CompressionParams, on_nonfinite: str
 ) -> Tensor:
-    """A parameter's gradient as a `Tensor` of the plan.
-
-    Parameters
-    ----------
-    name : str
-        The tensor's name in the exchange.
-    param : Parameter
-        Initialized. It may be frozen.
-    index : int
-        The parameter's index in the trainer.
-    given : CompressionParams
-        The requested compression. The gradient's device, storage type and shape may restrict it.
-    on_nonfinite : str
-    """
+    """A parameter's gradient as a `Tensor` of the plan."""
     gradient = gradient_of(param)
     params = params_for(gradient, given)
     stype = gradient.stype
@@ -79,7 +66,7 @@ def first_copy(param: Parameter) -> NDArray:
     return legacy(param.list_data()[:1])[0]
 
 
-def spread(params: Iterable[Parameter]) -> None:
+def broadcast_to_contexts(params: Iterable[Parameter]) -> None:
     """Copy each parameter's array on the first context to its other contexts."""
     for param in params:
         first, *others = legacy(param.list_data())

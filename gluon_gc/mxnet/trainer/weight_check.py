@@ -12,7 +12,6 @@ from mxnet.ndarray import NDArray
 from ... import weight_samples
 from ...weight_samples import ELEMENTS, EVERY, PARAMETERS, Sample
 from ..exchange.exchange import Exchange
-from ..exchange.totals import total
 from .parameters import first_copy
 
 
@@ -21,12 +20,6 @@ class WeightCheck:
 
     A check sums an array in which each worker has filled its own row. The next check, `EVERY`
     updates later, reads the sum: until then it has arrived, so training need not wait.
-
-    Parameters
-    ----------
-    exchange : Exchange
-    name : str
-        The name of the samples in the exchange.
     """
 
     def __init__(self, exchange: Exchange, name: str) -> None:
@@ -39,18 +32,6 @@ class WeightCheck:
 
         The weights must be equal before an update. At other times they need not be: a script may
         change them for a while, as sharpness-aware minimization does for a second backward pass.
-
-        Parameters
-        ----------
-        params : sequence of Parameter
-            The parameters that are trained.
-        step : int
-            The number of the step.
-
-        Raises
-        ------
-        RuntimeError
-            The last check has found a difference. All workers raise it in the same step.
         """
         self._updates += 1
         if self._exchange.num_workers == 1 or self._updates % EVERY != 1:
@@ -74,7 +55,7 @@ class WeightCheck:
             ]
             own = mx.nd.concat(*(part.as_in_context(mx.cpu()) for part in parts), dim=0)
             rows[self._exchange.rank, : own.size] = own
-        total(self._exchange, self._name, rows, "step")
+        self._exchange.total(self._name, rows, "step")
         self._pending = rows, chosen, names, f"the update of step {step}"
 
 

@@ -17,15 +17,6 @@ class Alltoall:
     Horovod runs the collective on its own thread, once all members are ready. It refuses a name
     that is still in use. All calls receive into the same arrays, so MXNet's engine finishes one
     exchange and its readers before it begins the next.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The members. This worker is one of them.
-    room : int
-        The most bytes that can be received.
-    name : str
-        The name of the collective, the same on all members.
     """
 
     def __init__(self, process_set: ProcessSet, room: int, name: str) -> None:
@@ -47,15 +38,6 @@ class Allgather:
 
     The members form a ring: each one sends to one neighbour only, so transfers do not compete for
     a link. Names and arrays are as in `Alltoall`.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The members. This worker is one of them.
-    sizes : sequence of int
-        The number of bytes of each member, at least 1.
-    name : str
-        The name of the collective, the same on all members.
     """
 
     def __init__(self, process_set: ProcessSet, sizes: Sequence[int], name: str) -> None:
@@ -76,15 +58,6 @@ class Spread:
     """Sends the bundle of each member of a process set to all members.
 
     It uses an allgather if the sizes are known in advance, and otherwise an alltoall.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The members. This worker is one of them.
-    bundles : sequence of Bundle
-        The bundle of each member.
-    name : str
-        The name of the collective, the same on all members.
     """
 
     def __init__(self, process_set: ProcessSet, bundles: Sequence[Bundle], name: str) -> None:

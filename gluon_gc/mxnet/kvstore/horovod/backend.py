@@ -34,8 +34,7 @@ from ....launch.progress import Progress
 from ....launch.stall_watch import StallWatch
 from ....plan import Slice
 from ...exchange.channel import Channel
-from ...exchange.gradient import Gradient
-from ...exchange.job import Job
+from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
@@ -45,19 +44,7 @@ from .process_set import ProcessSet, nodes_of
 
 
 class Horovod(HierarchicalExchange):
-    """Exchanges compressed gradients through Horovod, in a job of horovodrun or mpirun.
-
-    Raises
-    ------
-    ImportError
-        Horovod is not installed, or was built without MXNet.
-    ConfigurationError
-        Nodes have different numbers of workers, or a node spans several hosts.
-    ConnectionError
-        The workers of a node cannot share memory.
-    RuntimeError
-        Workers differ in version or settings, or this process is connected already.
-    """
+    """Exchanges compressed gradients through Horovod, in a job of horovodrun or mpirun."""
 
     type = "horovod"
     spreads_aggregators = True

@@ -45,15 +45,7 @@ def by_dtype(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
 
 
 class Packed(NamedTuple):
-    """Bytes for, or from, each member of a process set.
-
-    Attributes
-    ----------
-    data : NDArray
-        uint8: the bytes of each member, one after the other. It is as long as they can ever be.
-    splits : NDArray
-        int32, shape (members,): the number of bytes of each member.
-    """
+    """Bytes for, or from, each member of a process set."""
 
     data: NDArray
     splits: NDArray
@@ -65,21 +57,7 @@ def nothing(places: int) -> Packed:
 
 
 class Bundle:
-    """Packs the messages of channels. Only used bytes travel, if payloads are often not full.
-
-    Parameters
-    ----------
-    channels : sequence of Channel
-        Each has a codec.
-
-    Attributes
-    ----------
-    channels : list of Channel
-    room : int
-        The most bytes of one message of each channel.
-    varies : bool
-        Whether the messages may have fewer bytes.
-    """
+    """Packs the messages of channels. Only used bytes travel, if payloads are often not full."""
 
     def __init__(self, channels: Sequence[Channel]) -> None:
         self.channels = list(channels)

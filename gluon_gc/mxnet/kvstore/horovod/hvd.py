@@ -15,11 +15,6 @@ def load() -> Any:
 
     Horovod 0.28.1 may free the name of a finished collective while a thread still reads it. The
     patch keeps the name until then (operators/mxnet/horovod.cpp).
-
-    Raises
-    ------
-    ImportError
-        Horovod is not installed, or was built without MXNet.
     """
     try:
         import horovod.mxnet as hvd

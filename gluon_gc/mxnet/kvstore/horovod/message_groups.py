@@ -26,20 +26,6 @@ class TwoWay:
 
     Each message has an owner among the members. The members send their payloads to the owner. It
     aggregates them, and sends the payload of the sum to all members.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The members. This worker is one of them.
-    channels : sequence of Channel
-    owners : mapping
-        For each channel, the place of its owner in the process set.
-    aggregators : mapping
-        The aggregators of the channels that this worker owns.
-    threads : int
-        The number of threads of each aggregator.
-    name : str
-        The name of the group: unique, and the same on all members.
     """
 
     def __init__(
@@ -82,16 +68,7 @@ class TwoWay:
 
 
 class Gathered:
-    """A group of messages with a gather exchange: each message goes to all members.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The members. This worker is one of them.
-    channels : sequence of Channel
-    name : str
-        The name of the group: unique, and the same on all members.
-    """
+    """A group of messages with a gather exchange: each message goes to all members."""
 
     def __init__(self, process_set: ProcessSet, channels: Sequence[Channel], name: str) -> None:
         self._size, self._bundle = process_set.size, Bundle(channels)
@@ -126,15 +103,7 @@ class KnownGroups:
         self._numbers = itertools.count()
 
     def of(self, channels: Tuple[Channel, ...], make: Callable[[int], List[Group]]) -> List[Group]:
-        """The groups for this set of messages.
-
-        Parameters
-        ----------
-        channels : tuple of Channel
-        make : callable
-            Makes the groups if the set is new. Its argument is a number for their names, unique in
-            this process set.
-        """
+        """The groups for this set of messages."""
         if channels not in self._groups:
             if len(self._groups) == _KNOWN_SETS:
                 self._groups.popitem(last=False)

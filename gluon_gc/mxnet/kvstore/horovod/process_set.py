@@ -11,7 +11,7 @@ from mxnet.base import check_call
 from mxnet.ndarray import NDArray
 
 from .... import env
-from ...engine import order as engine
+from ...engine import order
 from .bundle import Packed
 
 # A broadcast is cut into pieces of this size: Gloo gives up after HOROVOD_GLOO_TIMEOUT_SECONDS.
@@ -23,18 +23,6 @@ class ProcessSet:
 
     All methods are collective: every member calls them in the same order, with the same `name`.
     Horovod refuses a name that is still in use.
-
-    Parameters
-    ----------
-    hvd : module
-        horovod.mxnet, initialized.
-    ranks : sequence of int
-        The members, in ascending order. All workers must make the same sets in the same order.
-
-    Attributes
-    ----------
-    place : int
-        This worker's number among the members, or -1 if it is not a member.
     """
 
     def __init__(self, hvd: Any, ranks: Sequence[int]) -> None:
@@ -69,7 +57,7 @@ class ProcessSet:
         size, so no wait is needed. Horovod gives its output array the actual size, on its own
         thread. A new handle for each call keeps the shape of `received` unchanged.
         """
-        filled = engine.second_handle(received.data)
+        filled = order.second_handle(received.data)
         check_call(
             self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_alltoall_async(
                 packed.data.handle,
@@ -81,11 +69,11 @@ class ProcessSet:
                 ctypes.c_int(self._set.process_set_id),
             )
         )
-        engine.free_when_done(filled, received.data)
+        order.free_when_done(filled, received.data)
 
     def spread(self, data: NDArray, received: NDArray, name: str) -> None:
         """Queue an allgather of uint8 `data` into `received`, which has its exact size."""
-        sent, filled = data.handle, engine.second_handle(received)
+        sent, filled = data.handle, order.second_handle(received)
         check_call(
             self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_allgather_async(
                 ctypes.byref(sent),
@@ -96,7 +84,7 @@ class ProcessSet:
                 ctypes.c_int(1),
             )
         )
-        engine.free_when_done(filled, received)
+        order.free_when_done(filled, received)
 
     def sum_in_place(self, arrays: List[NDArray], name: str) -> None:
         """Overwrite arrays with their sums over all members. Does not block."""
@@ -114,11 +102,6 @@ def nodes_of(hvd: Any) -> List[List[int]]:
     """The ranks of the workers of each node.
 
     A node has BYTEPS_LOCAL_SIZE consecutive ranks if that variable is set. Otherwise it is a host.
-
-    Raises
-    ------
-    ConfigurationError
-        Nodes would have different numbers of workers, or a node would span several hosts.
     """
     size, local_size = hvd.size(), hvd.local_size()
     mine = mx.nd.array([hvd.cross_rank()], dtype="int32")

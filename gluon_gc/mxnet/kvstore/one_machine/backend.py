@@ -24,8 +24,7 @@ from ....launch.stall_watch import StallWatch
 from ....plan import Chunk
 from ...exchange.channel import Channel
 from ...exchange.exchange import Exchange
-from ...exchange.gradient import Gradient
-from ...exchange.job import Job
+from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed
 from .. import archive
 from .shared_memory import SharedMemory, SharedMessage
@@ -36,13 +35,6 @@ class OneMachine(Exchange):
 
     The sum then goes through the steps of one worker with one server: it is compressed, aggregated
     and compressed again, so the numbers are the same.
-
-    Raises
-    ------
-    ConnectionError
-        Some workers did not come within GLUON_GC_CONNECT_TIMEOUT.
-    RuntimeError
-        Workers differ in version or settings, or this process is connected already.
     """
 
     type = "machine"

@@ -42,8 +42,7 @@ from ....plan import Tensor
 from ...exchange.channel import Channel
 from ...exchange.channels import AnyChannel
 from ...exchange.exchange import States
-from ...exchange.gradient import Gradient
-from ...exchange.job import Job
+from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel
 from ...state.server_states import ServerStates
 from .. import archive
@@ -57,16 +56,7 @@ _LANES = 4  # messages in flight to each server. With more, a pull would queue b
 
 
 class ParameterServer(HierarchicalExchange):
-    """Exchanges compressed gradients through the parameter server of the DMLC variables.
-
-    Raises
-    ------
-    ConnectionError
-        No scheduler listens at its address within GLUON_GC_CONNECT_TIMEOUT.
-    RuntimeError
-        A node does not run gluon_gc, two nodes claim the same rank, nodes differ in version or
-        settings, or this process is connected already.
-    """
+    """Exchanges compressed gradients through the parameter server of the DMLC variables."""
 
     type = "dist_sync"
     connected: ClassVar[Optional["ParameterServer"]] = None

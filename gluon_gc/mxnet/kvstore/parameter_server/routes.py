@@ -12,25 +12,13 @@ from mxnet.ndarray import NDArray
 from ...engine import operators
 from ...engine.operators import MessageRows
 from ...exchange.channel import Channel
-from ...exchange.gradient import Gradients
-from ...exchange.job import Job
+from ...exchange.gradient import Gradients, Job
 from ..one_machine.shared_memory import SharedMessage
 from .rows import Rows
 
 
 class Route:
-    """The route of one channel. All methods queue work on MXNet's engine and return at once.
-
-    Attributes
-    ----------
-    key : int
-        The key of the KVStore.
-    first : NDArray
-        The initial value of the key.
-    holds : bool
-        Whether `travel` queues operators that read the answer. Such an operator holds a resource
-        of MXNet while it waits. So it must be queued after the operators that encode messages.
-    """
+    """The route of one channel. All methods queue work on MXNet's engine and return at once."""
 
     key: int
     first: NDArray
@@ -50,18 +38,7 @@ class Route:
 
 
 class InRows(Route):
-    """A message in the rows of a row_sparse array.
-
-    Parameters
-    ----------
-    kv : KVStore
-    key : int
-    channel : Channel
-    layout : MessageRows
-        The layout of the message in rows.
-    lane, place : optional
-        As in `Rows`.
-    """
+    """A message in the rows of a row_sparse array."""
 
     def __init__(
         self,
@@ -149,14 +126,7 @@ class Dense(Route):
 
 
 class OfMachine(Route):
-    """A message that the workers of a machine share: the owner sends the sum, the others no rows.
-
-    Parameters
-    ----------
-    shared : SharedMessage
-    route : Payloads or SummedRows
-        The owner's route.
-    """
+    """A message of a machine's workers: its owner sends the sum, and the others no rows."""
 
     def __init__(self, shared: SharedMessage, route: InRows) -> None:
         self._shared, self._route = shared, route

@@ -13,8 +13,7 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ...engine import operators
-from ...engine import order as engine
+from ...engine import operators, order
 from ...engine.operators import MessageRows
 
 
@@ -23,18 +22,6 @@ class Rows:
 
     A server counts the pushes of a key, not their senders. So one exchange must end before the
     next begins. MXNet's engine ensures that, because a key always uses the same arrays.
-
-    Parameters
-    ----------
-    kv : KVStore
-    key : int
-    layout : MessageRows
-        The layout of a message in rows.
-    place : tuple of (int, int), optional
-        The number of this message in a step, and the number of messages. By default, each worker
-        sends one message, and its number is the rank.
-    lane : NDArray, optional
-        Exchanges in the same lane run one after the other.
     """
 
     def __init__(
@@ -63,7 +50,7 @@ class Rows:
     def push(self, priority: int = 0) -> None:
         """Push `sent`, after the previous exchange of the lane has ended."""
         if self._lane is not None:
-            engine.meet(self._lane, self.sent)
+            order.join(self._lane, self.sent)
         self._kv.push(self.key, self.sent, priority)
 
     def pull(self, answers: int = 1, priority: int = 0) -> List[RowSparseNDArray]:
@@ -77,7 +64,7 @@ class Rows:
             if array is not self._pulled[-1]:
                 wanted = operators.rows_left(array, self.layout, answers)
         if self._lane is not None:
-            engine.meet(self._pulled[-1], self._lane)
+            order.join(self._pulled[-1], self._lane)
         return self._pulled
 
     def exchange(self, parts: Sequence[NDArray], priority: int = 0) -> List[NDArray]:

@@ -23,17 +23,7 @@ _CONTROLLER = 0  # the number of a command that MXNet's server passes to its con
 
 
 class Servers:
-    """All servers, from a worker's side.
-
-    Parameters
-    ----------
-    kv : KVStoreBase
-        MXNet's KVStore, which is connected to the servers.
-    count : int
-        The number of servers.
-    progress : Progress
-        It records when this worker waits for other nodes.
-    """
+    """All servers, from a worker's side."""
 
     def __init__(self, kv: KVStoreBase, count: int, progress: Progress) -> None:
         self.kv, self.count, self._progress = kv, count, progress

@@ -16,15 +16,7 @@ from .rows import Rows
 
 
 class SparseRows:
-    """The worker's end of a channel. One key carries the lists of row numbers, one the rows.
-
-    Parameters
-    ----------
-    kv : KVStore
-    keys : list of int
-        Two keys.
-    channel : SparseChannel
-    """
+    """The worker's end of a channel. One key carries the lists of row numbers, one the rows."""
 
     def __init__(self, kv: KVStore, keys: List[int], channel: SparseChannel) -> None:
         self._kv, self.keys, self._channel = kv, keys, channel
