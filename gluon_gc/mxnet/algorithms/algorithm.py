@@ -55,19 +55,13 @@ class MXNet:
 
     @property
     def threads(self) -> int:
-        """The number of threads for computations on the CPU."""
         return env.server_threads()
 
     def in_host_memory(self, array: NDArray) -> bool:
-        """Whether an array is in the memory of the CPU."""
         return array.context.device_type != "gpu"
 
     def to_numpy(self, array: NDArray) -> np.ndarray:
-        """The values as a NumPy array. It shares the memory of an array on the CPU.
-
-        This waits until MXNet's engine has finished all operations on the array. The NumPy array is
-        valid while the NDArray exists, and until the next operation on it.
-        """
+        """The values; an array on the CPU lends its memory until the next operation on it."""
         if not self.in_host_memory(array):
             return array.asnumpy()
         check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
@@ -78,18 +72,13 @@ class MXNet:
         return np.ctypeslib.as_array(memory).reshape(array.shape)
 
     def from_numpy(self, values: np.ndarray, like: NDArray) -> NDArray:
-        """A new array with these values on the device of `like`."""
         return mx.nd.array(values, ctx=like.context, dtype=values.dtype)
 
     def multiply(self, a: NDArray, b: NDArray) -> NDArray:
-        """The product of two matrices."""
         return mx.nd.dot(a, b)
 
     def wait(self, arrays: Iterable[NDArray]) -> None:
-        """Wait until arrays are computed, and raise the first error.
-
-        MXNet's engine forgets an error when it raises it, so this waits for all arrays.
-        """
+        """Wait for all arrays, then raise the first error: MXNet's engine raises each only once."""
         errors = []
         for array in arrays:
             try:
@@ -104,9 +93,9 @@ class AlgorithmAveraging(Averaging):
     """Runs an algorithm on the parameters of a trainer; the `FrontEnd` of a `Driver`.
 
     Vectors and state are on the first context of a parameter. The algorithm sees gradients that are
-    summed over the contexts and the batch of this worker. The optimizer's update divides them by
-    the batch size. If the algorithm averages gradients, they are divided first, and a stale one
-    counts as zeros.
+    summed over the contexts and the batch of this worker, and the update divides them by the batch
+    size. If the algorithm averages gradients, they are divided first, and a stale one counts as
+    zeros.
     """
 
     noun = "vector"
@@ -341,16 +330,14 @@ class AlgorithmAveraging(Averaging):
     # The driver calls these
 
     def parameters(self) -> Dict[str, NDArray]:
-        """This worker's parameters."""
         return {param.name: first_copy(param) for param in self._averaged.values()}
 
     def gradients(self) -> Dict[str, NDArray]:
-        """This worker's own gradients, of the parameters with a fresh one."""
+        """Only of the parameters with a fresh gradient."""
         fresh = (param for param in self._averaged.values() if param.list_data()[0]._fresh_grad)
         return {param.name: legacy(param.list_grad()[:1])[0] for param in fresh}
 
     def declare(self, kind: str, shapes: Mapping[str, Tuple[int, ...]], compressed: bool) -> None:
-        """Store the shapes of a kind of round, for `prepare`."""
         self._shapes[kind], self._compressed[kind] = shapes, compressed
 
     def start(self, request: Round) -> Callable[[], Dict[str, NDArray]]:
@@ -384,10 +371,7 @@ class AlgorithmAveraging(Averaging):
 def checked(
     algorithm: Any, on_nonfinite: str, max_grad_norm: Optional[float], compression_params: Any
 ) -> Optional[Algorithm]:
-    """The trainer's argument `algorithm`, parsed; None: no algorithm.
-
-    The parameters are those of `DistributedTrainer`.
-    """
+    """The trainer's argument `algorithm`, parsed; ValueError if another argument does not fit."""
     parsed = parse(algorithm)
     if parsed is None:
         return None

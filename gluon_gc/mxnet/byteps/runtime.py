@@ -30,7 +30,7 @@ when_shut_down: List[Callable[[], None]] = []
 
 
 def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exchange:
-    """The backend with this name."""
+    """The backend with this name; by default that of the environment. A process connects once."""
     if isinstance(kvstore, CompressingKVStore):
         return kvstore.exchange
     if kvstore is None:
@@ -211,7 +211,6 @@ def default_exchange() -> Exchange:
 
 
 def is_default(exchange: Exchange) -> bool:
-    """Whether `init` chose this backend."""
     return exchange is _default
 
 

@@ -59,8 +59,7 @@ def _handle(name: str) -> int:
 class MessageAttribute:
     """The attribute "message" of operators: all fields of a message as lines of text.
 
-    One long attribute costs less time than many short ones. The text that stays the same from call
-    to call is cached.
+    One long attribute costs less time than many short ones. Unchanged text is cached.
     """
 
     def __init__(self, **shared: Any) -> None:
@@ -97,10 +96,7 @@ def refusing(names: Sequence[str]) -> Dict[str, str]:
 
 
 def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> NDArray:
-    """The factor, at most 1, that scales the l2 norm of all scale * gradients down to `max_norm`.
-
-    float64, shape (1,). It is 1 if the norm is not finite.
-    """
+    """The factor (float64, shape (1,)) that clips the norm of scale * gradients to `max_norm`."""
     attributes = dict(gradients=len(gradients), scale=repr(scale), max_norm=repr(max_norm))
     return call("clip", gradients, **attributes)
 
@@ -179,10 +175,7 @@ def frame(
     places: int,
     out: Optional[RowSparseNDArray] = None,
 ) -> RowSparseNDArray:
-    """Make message number `place` of `places` from these parts (uint8).
-
-    The words look like ordinary floats, so that MXNet's server changes none when it adds 0.0.
-    """
+    """Make message number `place` of `places` from uint8 parts, in words that look like floats."""
     return call("frame", parts, out, **rows.listed(), **rows.framing_at(place, places))
 
 
@@ -202,8 +195,8 @@ def unframe(
 ) -> List[NDArray]:
     """The parts of the first `places` messages, uint8, each of shape (places, maximum bytes).
 
-    `framed` may have the rows in several arrays. The end of a part with fewer bytes is undefined.
-    The operator fails if a row is missing, or if it has words that are not framed.
+    `framed` may have the rows in several arrays. The operator fails if a row is missing, or if it
+    has words that are not framed.
     """
     attributes = dict(arrays=len(framed), count=places, **rows.listed(), **rows.framing())
     parts = call("unframe", framed, **attributes)

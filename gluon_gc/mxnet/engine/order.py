@@ -82,10 +82,7 @@ class _Await(ctypes.Structure):
 
 
 class Watcher:
-    """A thread that watches the counters for which this process waits.
-
-    It sleeps on this process's bell: `bells` in shared memory has one (uint32) for each process.
-    """
+    """A thread that sleeps on this process's bell: one of the `bells`, uint32, in shared memory."""
 
     def __init__(self, bells: np.ndarray, rank: int) -> None:
         self.bells = bells

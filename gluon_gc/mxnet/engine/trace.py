@@ -28,8 +28,7 @@ class Trace:
     """Records the steps from BYTEPS_TRACE_START_STEP to BYTEPS_TRACE_END_STEP, both included.
 
     It waits for the operators of earlier steps before the trace, and for those of traced steps at
-    its end. If the process ends before the last step, MXNet writes the steps so far, unless `close`
-    has.
+    its end. If the process ends earlier, MXNet writes the steps so far.
     """
 
     def __init__(self, folder: str) -> None:
@@ -41,7 +40,6 @@ class Trace:
         self.next_step()
 
     def next_step(self) -> None:
-        """End the current step and begin the next one."""
         if self._span is not None:
             self._span.stop()
             self._span = None

@@ -44,10 +44,7 @@ class Metered:
         return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
 
     def under_way(self) -> Tuple[int, bool]:
-        """How many messages were made, and whether the answer to the last one is still missing.
-
-        It does not wait for operators, and any thread may call it.
-        """
+        """The number of messages, and whether the last answer is missing; it does not wait."""
         calls = int(self._now[0])
         _, begin, end = self._now[len(METER) + 3 * (calls % KEPT_SPANS) :][:3]
         return calls, calls > 0 and bool(begin == end)
@@ -118,7 +115,6 @@ class Channel(Metered):
 
     @property
     def runs_on_gpu(self) -> bool:
-        """Whether messages can be made on the GPU that holds the gradients."""
         return self._coder.runs_on_gpu
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
@@ -134,11 +130,7 @@ class Channel(Metered):
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
     ) -> NDArray:
-        """The message of a job: payloads from `MessageCodec.compress`, or values.
-
-        `values`, if given, replace the gradients: those of all chunks side by side, already
-        multiplied by scale and factor.
-        """
+        """The message of a job, or of these values, which are already multiplied."""
         scale, factor = job.scale, job.factor
         if values is not None:
             arrays, places, scale, factor = [values], self._side_by_side, 1.0, None
@@ -150,10 +142,7 @@ class Channel(Metered):
         return self._coder.compress(arrays, places, scale, ratio, framing, out, factor, step)
 
     def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
-        """Write this worker's own values of all slices side by side, times scale and factor.
-
-        If `metered`, the meter counts this copy instead of `encode`.
-        """
+        """Write this worker's own values side by side; if `metered`, as the meter's `encode`."""
         arrays, places = self._arrays(job.gradients, "own")
         meter = dict(meter=self._meter, step=job.step) if metered else {}
         values = dict(scale=job.scale, out=to, factor=job.factor)
@@ -178,10 +167,7 @@ class Channel(Metered):
                 gradients[piece.tensor].spread(array, begin, piece)
 
     def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
-        """The arrays that hold the slices; for each slice, the index of its array, and its offset.
-
-        A tensor that takes no part in this step travels as zeros.
-        """
+        """The arrays with the slices; for each slice, the index of its array and its offset."""
         arrays = [
             getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
             for name, end in self._ends.items()
@@ -233,10 +219,7 @@ def fused(
     meter: Optional[NDArray] = None,
     step: Optional[int] = None,
 ) -> NDArray:
-    """Slices side by side, times scale and factor, rounded once.
-
-    With a meter, the call is counted for this step.
-    """
+    """Slices side by side, times scale and factor, rounded once; `meter` counts the call."""
     meters = () if meter is None else (meter,)
     factors = () if factor is None else (factor.as_in_context(gradients[0].context),)
     layout = dict(sizes, metered=len(meters), clipped=len(factors))
@@ -284,7 +267,6 @@ class Values:
         factor: Optional[NDArray],
         step: int,
     ) -> NDArray:
-        """The slices times scale and factor; `ratio` and `framing` are not used."""
         metered = dict(meter=self.meter, step=step)
         if self._gpu is None:
             return fused(
@@ -304,7 +286,6 @@ class Values:
         count: int = 1,
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Write the received array to the slices."""
         if self._gpu is None:
             self._defuse(messages, gradients, places)
             return

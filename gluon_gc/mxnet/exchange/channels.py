@@ -43,11 +43,9 @@ class Channels:
         return iter(self._channels)
 
     def of(self, names: Collection[str]) -> List[AnyChannel]:
-        """The channels that carry these tensors."""
         return [channel for channel in self if not channel.tensors.isdisjoint(names)]
 
     def add(self, channels: Iterable[AnyChannel]) -> None:
-        """Add channels, whose tensors are already in `tensors`."""
         self._channels += channels
 
     def hide(self, names: Collection[str]) -> List[AnyChannel]:
@@ -71,11 +69,7 @@ class Channels:
         return Gradient(arrays, targets, "row_sparse" if tensor.rows else "default")
 
     def nonfinite(self, names: Collection[str]) -> int:
-        """How many chunk sums of these tensors had a NaN or an infinity so far.
-
-        The number is the same on all workers. The call waits for all exchanges. Uncompressed
-        tensors whose `on_nonfinite` is "propagate" are not counted.
-        """
+        """How many chunk sums had a NaN or an infinity, on any worker; waits for all exchanges."""
         return sum(channel.nonfinite() for channel in self.of(names))
 
     def set_epoch(self, names: Collection[str], epoch: int) -> None:
@@ -130,7 +124,7 @@ class GpuShares:
     """Gives each GPU an even share of the elements of the channels that are exchanged together.
 
     The shares of a set of channels stay the same from step to step. `able` tells whether a GPU can
-    compress a channel. It is called only if there are gradients on GPUs.
+    compress a channel; it is called only if there are gradients on GPUs.
     """
 
     def __init__(self, able: Callable[[Channel], bool]) -> None:

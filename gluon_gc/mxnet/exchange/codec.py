@@ -124,11 +124,10 @@ class MessageCodec:
     ) -> NDArray:
         """Make a message of scale * gradients, after momentum and error feedback.
 
-        `places` has, for each chunk, the index of its gradient and its offset there. Gradients have
-        the codec's dtype or float16, and are on the device that `move_to` set. `ratio` is previous
-        / current learning rate. `framing` are the rows to write (`MessageRows.framing_at`); None:
-        payloads side by side. `factor` (float64, shape (1,)) also multiplies the gradients. The
-        meter counts step numbers from 1.
+        `places` has, for each chunk, the index of its gradient and its offset there. `ratio` is
+        previous / current learning rate. `framing` are the rows to write; without it, payloads are
+        side by side. `factor` (float64, shape (1,)) also multiplies the gradients. `step` counts
+        from 1, for the meter.
         """
         positions = self.move_on()
         framing, meters = framing or {}, (self.meter,)
@@ -250,7 +249,6 @@ class MessageCodec:
         return states
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Restore a result of `state`."""
         self.memory.load(self.codecs, states)
         if self._params.compressor.traits.draws:
             for stream, state in zip(self._streams, states):
@@ -258,8 +256,7 @@ class MessageCodec:
 
 
 class MessageMemory:
-    """Residuals and momentum of a message's chunks. Each array has the parts of all chunks side by
-    side.
+    """Residuals and momentum of a message's chunks; each array has the parts of all chunks.
 
     If steps may be taken back, there are two sets of arrays: a step reads one and writes the other.
     """
@@ -274,7 +271,6 @@ class MessageMemory:
 
     @property
     def num_bytes(self) -> int:
-        """The size of one set of arrays."""
         return sum(array.size for array in self.arrays) * np.dtype(self._dtype).itemsize
 
     def use(self, memory: np.ndarray) -> None:
@@ -282,7 +278,6 @@ class MessageMemory:
         self.arrays = self._in(memory)
 
     def _in(self, memory: np.ndarray) -> List[NDArray]:
-        """A set of arrays in this memory."""
         ends = np.cumsum([array.size for array in self.arrays])[:-1]
         pieces = np.split(memory.view(self._dtype), ends) if self.arrays else []
         return [as_ndarray(piece) for piece in pieces]
@@ -294,10 +289,7 @@ class MessageMemory:
         self.earlier = [array.as_in_context(context) for array in self.earlier]
 
     def keep_earlier(self, memory: Optional[np.ndarray] = None) -> None:
-        """Keep the state before each step from now on, so that a step can be taken back.
-
-        `memory`, if given, holds the second set of arrays, as in `use`.
-        """
+        """Keep the state before each step from now on, in this memory if it is given."""
         if memory is None:
             self.earlier = [mx.nd.empty(a.shape, a.context, a.dtype) for a in self.arrays]
         else:

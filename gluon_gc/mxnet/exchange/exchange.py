@@ -75,10 +75,7 @@ class Exchange:
         """The machines and servers that the network connects; None: there is no network."""
 
     def _compared(self, message: Message, call: str) -> Message:
-        """The answer of `agreement.compare` to the messages of all workers.
-
-        `call` is the user's function in which this worker waits for the others.
-        """
+        """The answer of `agreement.compare` to all workers, which wait in the user's `call`."""
         return agreement.compare([message])
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
@@ -99,19 +96,16 @@ class Exchange:
         """Prepare these channels for rows."""
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
-        """Sum a job's gradients over all workers, with the highest priority for the first channel.
-
-        `Channel.encode` makes a channel's message, and `Channel.deliver` takes the answer.
-        """
+        """Sum a job's gradients over all workers: `Channel.encode`, send, `Channel.deliver`."""
         raise NotImplementedError
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
     ) -> Tuple[RowSparseNDArray, Optional[NDArray]]:
-        """Sum `channel.sent` over all workers; `SparseChannel.encode` has already written it.
+        """Sum `channel.sent` over all workers, after `SparseChannel.encode`.
 
-        The result is the rows of the sum, and the row lists of all workers, one below the other,
-        for `SparseChannel.deliver`. The lists are None if every row of the sum is in one of them.
+        Returns the rows of the sum and, unless every row is in one of them, all workers' row lists,
+        one below the other, for `SparseChannel.deliver`.
         """
         raise NotImplementedError
 
@@ -120,19 +114,16 @@ class Exchange:
         return channel.runs_on_gpu
 
     def _keep_earlier(self, channels: Sequence[Channel]) -> None:
-        """Let `_take_back` undo the exchanges of these channels from now on."""
         for channel in channels:
             for codec in self._codecs(channel):
                 codec.keep_earlier()
 
     def _take_back(self, channels: Sequence[Channel]) -> None:
-        """Undo the last exchange of these channels."""
         for channel in channels:
             for codec in self._codecs(channel):
                 codec.take_back()
 
     def _codecs(self, channel: Channel) -> List[AnyCodec]:
-        """The codecs of this process for a channel."""
         aggregator = self._aggregators.get(channel)
         return [channel.codec] if aggregator is None else [channel.codec, aggregator]
 
@@ -145,10 +136,7 @@ class Exchange:
         return self.rank, self.num_workers
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
-        """Bytes that this worker pushes and pulls in a channel, on average over the steps so far.
-
-        `done` is the reading of the channel's meter.
-        """
+        """Bytes that this worker pushes and pulls in a step; `done` is the meter's reading."""
         if not done["calls"]:
             return channel.message_bytes, channel.message_bytes
         return done["sent_bytes"] / done["calls"], done["received_bytes"] / done["calls"]
@@ -156,10 +144,7 @@ class Exchange:
     # All workers agree
 
     def agree(self, call: str, facts: Facts = ()) -> None:
-        """Return when all workers have called this with the same arguments; else RuntimeError.
-
-        `call` is the user's function that needs this.
-        """
+        """Return when all workers have called this for the user's `call`, with the same facts."""
         called = [("", {"call": call}), *facts]
         agreement.reach(self.rank, called, lambda message: self._compared(message, call))
 
@@ -208,8 +193,8 @@ class Exchange:
     def total(self, name: str, array: NDArray, call: str, about: Facts = ()) -> NDArray:
         """Sum a small array, such as flags, over all workers in place, uncompressed; return it.
 
-        All arrays of one name have the same size and dtype. `call` is the user's function that
-        needs the sum. `about` must be the same on all workers in the first call with this name.
+        All arrays of one name have the same size and dtype. The workers compare `about` in the
+        first call with this name, for the user's function `call`.
         """
         if not self.declared(name):
             dtype = np.dtype(array.dtype).name
@@ -239,7 +224,7 @@ class Exchange:
         """Prepare to exchange these tensors. If `bundled`, they may share messages.
 
         Tensors of fewer than `minimum` bytes (by default BYTEPS_MIN_COMPRESS_BYTES) are not
-        compressed. `about` are more facts that must be the same on all workers.
+        compressed. The workers also compare `about`.
         """
         tensors = list(tensors)
         self.channels.require_new(tensors)
@@ -264,14 +249,10 @@ class Exchange:
         self.when_declared({tensor.name for tensor in tensors})
 
     def declared(self, name: str) -> bool:
-        """Whether a tensor of that name is declared."""
         return name in self.channels.tensors
 
     def withdraw(self, names: Collection[str]) -> List[Tensor]:
-        """Remove these tensors, and return them; all workers make the same call.
-
-        They must not share a message with any other tensor. The call waits for all exchanges.
-        """
+        """Remove these tensors, which share no messages with others; waits for all exchanges."""
         mx.nd.waitall()
         for channel in self.channels.hide(names):
             self._forget(channel)
@@ -304,10 +285,7 @@ class Exchange:
     # Exchanges
 
     def start(self, job: Job, priority: int = 0) -> None:
-        """Sum a job's gradients over contexts and workers.
-
-        `priority` is that of the first message. Later messages have lower priorities.
-        """
+        """Sum a job's gradients over contexts and workers; the first message has `priority`."""
         self._step += 1
         job.step = self._step
         channels = self.channels.of(job.gradients)
@@ -345,21 +323,14 @@ class Exchange:
     # Exchanges that are taken back
 
     def keep_earlier(self, names: Collection[str]) -> None:
-        """Let `take_back` undo exchanges of these tensors from now on. All workers call it.
-
-        Codecs then keep a second copy of residuals and momentum.
-        """
+        """Let `take_back` undo exchanges of these tensors from now on, on all workers."""
         new = [c for c in self.channels.of(names) if c.codec is not None and not c.undoable]
         self._keep_earlier(new)
         for channel in new:
             channel.undoable = True
 
     def take_back(self, names: Collection[str]) -> None:
-        """Return residuals, momentum and random streams to the state before the last exchange.
-
-        `names` are the tensors of that exchange. All workers call it. The averages in the gradients
-        stay as they are.
-        """
+        """Return residuals, momentum and random streams to their state before these exchanges."""
         self._take_back([c for c in self.channels.of(names) if c.codec is not None])
 
     # Aggregators and their states in checkpoints
@@ -380,19 +351,13 @@ class Exchange:
     def share_aggregators(
         self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
     ) -> Mapping[Place, np.ndarray]:
-        """Collect the arrays of all workers that `load_aggregators` needs; all workers call it.
-
-        `arrays` are the aggregators' arrays in this worker's checkpoint.
-        """
+        """Collect the arrays of all workers that `load_aggregators` needs; all workers call it."""
         return arrays
 
     def load_aggregators(
         self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
     ) -> None:
-        """Restore the states of these channels' aggregators; all workers call it.
-
-        Servers take the states from rank 0.
-        """
+        """Restore the states of these aggregators, on all workers; servers take those of rank 0."""
         for channel in channels:
             if channel in self._aggregators:
                 self._aggregators[channel].load_state(states_of(channel))
@@ -405,10 +370,7 @@ class Exchange:
         return np.array(self._start(chunk, number), np.uint64)
 
     def _start(self, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
-        """The first state of a chunk's random stream; None if its compressor needs none.
-
-        `node` is a worker's number, or None for the aggregator.
-        """
+        """The first state of a chunk's random stream on worker `node`, or None: the aggregator."""
         if chunk.params is None:
             return None
         (piece,) = chunk.slices

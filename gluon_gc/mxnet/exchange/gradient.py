@@ -14,10 +14,7 @@ from ...plan import Slice
 
 
 def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:
-    """The same arrays, without a copy, as mx.nd arrays: our operators do not know mxnet.numpy.
-
-    The operators crash on an array without axes, so its shape becomes (1,).
-    """
+    """The same memory as mx.nd arrays, which our operators need, with at least one axis."""
     arrays = [array.as_nd_ndarray() for array in arrays]
     return [array if array.shape else array.reshape((1,)) for array in arrays]
 
@@ -42,10 +39,8 @@ class Gradient:
 
     On the CPU, `own` is the sum of the copies, and `result` is the array for the result, both of
     the storage type `stype`. They share memory with copies and targets that may be overwritten. On
-    a GPU, `sum_on` sums one slice, and `spread` copies the result of a slice to all targets.
-
-    If the gradient is a single CPU array, the object may be used in several exchanges; otherwise
-    only in one.
+    a GPU, `sum_on` sums one slice, and `spread` copies the result of a slice to all targets. Only
+    the gradient of a single CPU array may be used in several exchanges.
     """
 
     def __init__(
@@ -73,7 +68,6 @@ class Gradient:
 
     @property
     def own(self) -> NDArray:
-        """The sum of the copies."""
         return (self._on_cpu or self._make())[0]
 
     @property
@@ -105,7 +99,6 @@ class Gradient:
 
     @property
     def only(self) -> NDArray:
-        """The only copy."""
         (array,) = self._arrays
         return array
 

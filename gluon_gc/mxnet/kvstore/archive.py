@@ -19,7 +19,6 @@ Layouts = List[kernels.Layout]
 
 
 def num_bytes(layouts: Layouts) -> int:
-    """The number of bytes of all arrays."""
     return sum(
         int(np.prod(shape)) * np.dtype(dtype).itemsize
         for layout in layouts
@@ -118,10 +117,7 @@ def pack(arrays: Arrays) -> bytes:
 
 
 def unpack(data: bytes) -> Dict[Place, np.ndarray]:
-    """The arrays in the concatenated results of several `pack` calls.
-
-    Arrays of the same place, which are random streams of a tensor, are concatenated.
-    """
+    """The arrays in the joined results of several `pack` calls; random streams are concatenated."""
     arrays: Dict[Place, np.ndarray] = {}
     at = 0
     while at < len(data):

@@ -14,10 +14,7 @@ from ..exchange.sparse import SparseChannel
 
 
 class Local(Exchange):
-    """A cluster of one worker in one process: it compresses, aggregates and decompresses.
-
-    The results are bit-identical to those of one worker with one server.
-    """
+    """One worker that also aggregates, bit for bit like a worker with a server."""
 
     type = "local"
 

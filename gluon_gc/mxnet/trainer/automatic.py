@@ -31,11 +31,7 @@ class Automatic:
     def settled(
         self, exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
     ) -> List[Tensor]:
-        """Replace "auto" in these tensors by the chosen compressors; all workers call it.
-
-        If rank 0 has already chosen a tensor's compressor, the choice stays. For the other tensors
-        all workers measure, and rank 0 chooses.
-        """
+        """Replace "auto" in these tensors by rank 0's choices; workers measure for new ones."""
         arrays = dict(zip((tensor.name for tensor in tensors), gradients))
         undecided = [tensor for tensor in tensors if tensor.params.accuracy is not None]
         if not undecided:
@@ -110,11 +106,7 @@ def _choose(
 
 
 def _ready(gradients: Iterable[NDArray]) -> List[float]:
-    """For each gradient, the seconds from the first gradient until it is ready.
-
-    The call waits for the first backward. Later ones are assumed to be twice as fast, so its times
-    are halved.
-    """
+    """For each gradient, the seconds until it is ready, halved: the first backward is slow."""
     times = []
     for gradient in gradients:
         gradient.wait_to_read()
@@ -138,8 +130,6 @@ def measured(
 
 
 class _Workers(probe.Workers):
-    """The workers of an exchange."""
-
     def __init__(self, exchange: Exchange, name: str) -> None:
         self._exchange, self._name = exchange, name
 

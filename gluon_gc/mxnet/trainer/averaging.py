@@ -33,8 +33,8 @@ from ...plan import Tensor
 from ..exchange.exchange import Exchange
 from . import optimizer_facts
 from .amp import AgreedLossScaler
-from .compressions import Compressions
-from .weight_check import WeightCheck
+from .equal_weights import WeightCheck
+from .parameters import Compressions
 
 Update = Callable[[float, bool], None]
 """Applies the optimizer, given a factor for the gradients and `ignore_stale_grad`."""
@@ -52,10 +52,7 @@ class StepArguments:
 
 
 class Averaging(ABC):
-    """Averages gradients or other vectors of a trainer over all workers.
-
-    All workers call each method together.
-    """
+    """Averages gradients or other vectors of a trainer; all workers call each method together."""
 
     noun: ClassVar[str]  # the log's word for the averaged vectors: "gradient" or "vector"
     described: Optional[Dict[str, Any]] = None  # the algorithm's name and options, if there is one
@@ -93,10 +90,7 @@ class Averaging(ABC):
 
     @abstractmethod
     def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
-        """Declare all vectors that are not declared yet.
-
-        `call` is the user's function that needs this. The workers also compare `about`.
-        """
+        """Declare all vectors that are not declared yet, for the user's function `call`."""
 
     @abstractmethod
     def step(self, arguments: StepArguments, update: Update) -> None:
@@ -104,10 +98,7 @@ class Averaging(ABC):
 
     @abstractmethod
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
-        """The sum of AMP's overflow counts, shape (1,), over the workers that skip steps together.
-
-        `about` are facts that these workers compare.
-        """
+        """The sum of AMP's overflow counts over the workers that skip steps together."""
 
     def require_every_step(self, call: str) -> None:
         """Raise RuntimeError if an algorithm is used, because `call` does not work with one."""

@@ -23,10 +23,7 @@ from ..exchange.gradient import legacy
 def _stale(
     params: Iterable[Parameter], averaged: Sequence[NDArray] = ()
 ) -> Iterator[Tuple[Parameter, mx.Context]]:
-    """The parameters with a stale gradient, and the contexts on which it is stale.
-
-    The gradients of the arrays `averaged` were fresh when they were averaged, and count as fresh.
-    """
+    """Parameters with a stale gradient, and its contexts. Arrays in `averaged` count as fresh."""
     fresh = set(map(id, averaged))
     for param in params:
         if param.grad_req != "null":
@@ -55,8 +52,8 @@ def fresh_anywhere(
 ) -> List[bool]:
     """For each parameter, whether its gradient is fresh on any context of any worker.
 
-    All workers call this, and wait for each other. If a gradient is fresh anywhere, its stale
-    copies become zeros and fresh, so each worker and context updates the parameter.
+    If so, its stale copies become zeros and fresh, so each worker and context updates it. All
+    workers wait for each other.
     """
     flags = [_is_fresh(param) for param in params]
     if exchange.num_workers > 1:

@@ -143,11 +143,7 @@ class GradientAveraging(Averaging):
         self._apply(update, 1.0, arguments.ignore_stale_grad)
 
     def average(self, arguments: StepArguments) -> None:
-        """Replace the gradients by their averages over all workers; see `step`.
-
-        If `batch_size` is None, the update divides the averages by it. If no update applies them,
-        the next exchange takes this one back.
-        """
+        """Replace the gradients by their averages; an update, if any, applies them."""
         self._make_undoable()
         self._average(arguments)
 

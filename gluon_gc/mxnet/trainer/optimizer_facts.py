@@ -57,10 +57,7 @@ def of_parameters(optimizer: Optimizer, params: Dict[int, Parameter]) -> Facts:
 
 
 def progress_of(optimizer: Optimizer) -> Dict[str, float]:
-    """The numbers that updates change, by attribute, such as num_update or Nadam's m_schedule.
-
-    They are all plain numbers that are no constructor arguments.
-    """
+    """The plain numbers that updates change, by attribute, such as num_update."""
     arguments = {_ATTRIBUTES.get(name, name) for name in _argument_names(optimizer)}
     return {
         name: value
@@ -112,10 +109,9 @@ def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:
 
 
 def ask_ahead(optimizer: Optimizer, indices: Sequence[int]) -> Tuple[float, Any]:
-    """The learning rate of the next update, and the scheduler in the state after it, if any.
+    """The learning rate of the next update, and a copy of the scheduler in the state after it.
 
-    Schedulers may count their calls, or change when they see a higher number of updates. So only a
-    copy of the scheduler is asked.
+    Schedulers may count their calls, or change when they see a higher number of updates.
     """
     if optimizer.lr_scheduler is None:
         return optimizer.learning_rate, None

@@ -60,11 +60,7 @@ def _counted(count: int, noun: str) -> str:
 def stats_of_step(
     exchange: Exchange, tensors: Mapping[str, Tensor], reset: bool = False
 ) -> Dict[str, Any]:
-    """The average stats of a step, for each tensor and in total; waits for the exchanges.
-
-    `tensors` are by their names in the stats. If `reset`, the next call averages only over the
-    steps after this one.
-    """
+    """The average stats of a step, for each tensor and in total; waits for exchanges."""
     names = {tensor.name for tensor in tensors.values()}
     measured = stats.by_tensor(_messages(exchange, names))
     exposed = _exposed_seconds(exchange.channels.of(names))

@@ -29,11 +29,10 @@ from ..state.optimizer_states import OptimizerStates
 from . import freshness, reports
 from .amp import AgreedLossScaler
 from .averaging import StepArguments
-from .compressions import Compressions
+from .equal_weights import broadcast_changed, broadcast_initial
 from .gradient_averaging import GradientAveraging
-from .initial_values import broadcast_changed, broadcast_initial
 from .momentum import momentum_of, switched_off
-from .parameters import Parameters, in_order_of_backward
+from .parameters import Compressions, Parameters, in_order_of_backward
 
 OptimizerParams = Optional[Mapping[str, Any]]
 _trainer_numbers = itertools.count()  # equal on all workers: they create trainers in one order

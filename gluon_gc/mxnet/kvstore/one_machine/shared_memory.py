@@ -31,8 +31,8 @@ _ALIGNMENT = 64  # bytes: a cache line, so that processes do not write to the sa
 class SharedMessage:
     """One message of a machine, with the values of all its workers.
 
-    Residuals and momentum belong to the machine, and every worker can read them. All methods are
-    asynchronous: they queue operations on MXNet's engine and return at once.
+    Residuals and momentum belong to the machine, and every worker can read them. All methods queue
+    operations on MXNet's engine and return at once.
     """
 
     def __init__(
@@ -122,10 +122,7 @@ class SharedMemory:
         return messages
 
     def keep_earlier(self, messages: Sequence[SharedMessage]) -> None:
-        """Let the codecs of these messages keep the state before each step from now on.
-
-        All workers of the machine make the same call.
-        """
+        """Let these messages' codecs keep the state before each step; all local workers call it."""
         memories = [codec.memory for message in messages for codec in message.codecs]
         for memory, piece in zip(memories, self._pieces([m.num_bytes for m in memories])):
             memory.keep_earlier(piece)
