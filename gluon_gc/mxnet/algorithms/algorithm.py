@@ -51,8 +51,6 @@ from .adam import WrappedAdam, require_adam
 
 
 class MXNet:
-    """Functions of MXNet for algorithms."""
-
     @property
     def threads(self) -> int:
         return env.server_threads()
@@ -175,7 +173,6 @@ class AlgorithmAveraging(Averaging):
             self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
 
     def _decide(self, optimizer: Optimizer, about: Facts = ()) -> None:
-        """If it is time, let "auto" choose."""
         if not self._automatic.due():
             return
         tensors = [tensor for kind in self._shapes for tensor in self._tensors(kind)]

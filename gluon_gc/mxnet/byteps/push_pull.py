@@ -232,7 +232,6 @@ def broadcast_parameters(
 
 
 def _copies(called: str, value: Any) -> List[NDArray]:
-    """The arrays of a parameter, one for each context."""
     if isinstance(value, Parameter):
         return value.list_data()
     if isinstance(value, NDArray):

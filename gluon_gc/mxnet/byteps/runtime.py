@@ -62,7 +62,6 @@ def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exc
 
 
 def _of_environment() -> str:
-    """The name of the backend that the environment describes."""
     if env.distributed():
         return "dist_sync"
     if env.under_horovod():
@@ -195,7 +194,6 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
 
 
 def goes_on() -> bool:
-    """Whether the workers are the same as before `suspend`, with the same ranks."""
     return _goes_on
 
 

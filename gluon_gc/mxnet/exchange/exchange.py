@@ -89,7 +89,6 @@ class Exchange:
         """Tell the others that this worker leaves at once. The backend is unusable afterwards."""
 
     def _open(self, channels: Sequence[Channel]) -> None:
-        """Prepare new channels for messages."""
         raise NotImplementedError
 
     def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
@@ -313,7 +312,7 @@ class Exchange:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """A context manager in which exchanges do not count as steps."""
+        """In this context, exchanges do not count as steps."""
         step = self._step
         try:
             yield
@@ -336,7 +335,6 @@ class Exchange:
     # Aggregators and their states in checkpoints
 
     def _aggregator(self, channel: Channel) -> MessageCodec:
-        """A codec that aggregates a channel's messages."""
         parts = [Part(chunk.size, self._start(chunk, node=None)) for chunk in channel.chunks]
         return MessageCodec(channel.params.aggregators, channel.dtype, parts)
 

@@ -30,7 +30,6 @@ def _with_storage(array: NDArray, stype: str) -> NDArray:
 
 
 def _part(array: NDArray, piece: Slice) -> NDArray:
-    """The elements of a slice, which share the array's memory."""
     return array.reshape(-1)[piece.begin : piece.end]
 
 

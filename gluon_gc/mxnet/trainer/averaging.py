@@ -147,7 +147,6 @@ class Averaging(ABC):
         self._weight_check = WeightCheck(exchange, f"{self._name}.weights")
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the compressors the epoch, counted from 0."""
         self._epoch = epoch
         self.exchange.channels.set_epoch(self.names(), epoch)
 

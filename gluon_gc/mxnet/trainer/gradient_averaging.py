@@ -257,7 +257,6 @@ class GradientAveraging(Averaging):
     # Averages that are not applied
 
     def applied(self) -> None:
-        """The averages of the last exchange are applied."""
         self._averages = None
         self._ever_applied = True
 
@@ -357,7 +356,6 @@ class GradientAveraging(Averaging):
     def _job(
         self, arrays: Mapping[int, Sequence[NDArray]], scale: float, ratios: Mapping[str, float]
     ) -> Job:
-        """The exchange of these parameters' gradients."""
         gradients = {}
         for i, copies in arrays.items():
             name = self.tensors[i, ""].name

@@ -34,8 +34,8 @@ def in_order_of_backward(params: Sequence[Parameter], given: Parameters) -> List
     ready late would delay those behind it in the queue.
     """
     in_order = list(given.values() if hasattr(given, "values") else given)
-    place = {id(param): number for number, param in enumerate(in_order)}
-    return sorted(range(len(params)), key=lambda i: -place[id(params[i])])
+    position = {id(param): number for number, param in enumerate(in_order)}
+    return sorted(range(len(params)), key=lambda i: -position[id(params[i])])
 
 
 def tensor_of(
@@ -122,10 +122,8 @@ class Compressions:
         return Momentum(mu, self._nesterov)
 
     def of(self, index: int) -> CompressionParams:
-        """The compression of the parameter with this index."""
         return self._parsed.get(index, self.default)
 
     def _nesterov(self, index: int) -> bool:
-        """Whether the parameter has Nesterov momentum."""
         _, optimizer_nesterov, _ = self._optimizer_info
         return has_nesterov(self._parsed.get(index), self.default, optimizer_nesterov)

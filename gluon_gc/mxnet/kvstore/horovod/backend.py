@@ -74,7 +74,7 @@ class Horovod(HierarchicalExchange):
         self._threads = env.server_threads()
         self._keys: Dict[Channel, int] = {}
         self._new_keys = itertools.count()
-        self._owner_of: Dict[Channel, int] = {}  # the owner's place in the message's process set
+        self._owner_of: Dict[Channel, int] = {}  # the owner's rank in the message's process set
         # Horovod refuses a name that is still in use. Each channel has one array for its sums, so
         # MXNet's engine finishes one sum before it begins the next.
         self._summed: Dict[Channel, NDArray] = {}
@@ -86,7 +86,6 @@ class Horovod(HierarchicalExchange):
         self.agree("init")
 
     def close(self) -> None:
-        """Wait until all workers call this, and disconnect. No exchange is possible afterwards."""
         if self.connected is not None:
             Horovod.connected = None
             mx.nd.waitall()
@@ -129,9 +128,9 @@ class Horovod(HierarchicalExchange):
             self._keys[channel] = next(self._new_keys)
             process_set = self._process_set(channel)
             if channel.aggregated:
-                if self._owner_of[channel] == process_set.place:
+                if self._owner_of[channel] == process_set.rank:
                     self._aggregators[channel] = self._aggregator(channel)
-            elif not channel.gathered and process_set.place >= 0:
+            elif not channel.gathered and process_set.rank >= 0:
                 values = channel.message_bytes // np.dtype(channel.dtype).itemsize
                 self._summed[channel] = mx.nd.zeros(values, dtype=channel.dtype)
 
@@ -152,11 +151,10 @@ class Horovod(HierarchicalExchange):
 
     def _on_machine(self) -> Cluster:
         name, (number, nodes) = self.bytes_of_root(os.urandom(16)).hex(), self._machine
-        place = dict(worker_id=number, local_rank=self.local_rank, local_size=self.local_size)
-        return Cluster("worker", name, root_port=0, num_worker=nodes, num_server=1, **place)
+        worker = dict(worker_id=number, local_rank=self.local_rank, local_size=self.local_size)
+        return Cluster("worker", name, root_port=0, num_worker=nodes, num_server=1, **worker)
 
     def _process_set(self, channel: Channel) -> ProcessSet:
-        """The workers that exchange a channel's messages."""
         if channel in self._shared:
             return self._across[self._shared[channel].owner]
         return self._everybody
@@ -164,13 +162,11 @@ class Horovod(HierarchicalExchange):
     def _by_process_set(
         self, channels: Iterable[Channel]
     ) -> Iterator[Tuple[ProcessSet, List[Channel]]]:
-        """The channels of each process set."""
         for process_set in (self._everybody, *self._across):
             inside = [c for c in channels if self._process_set(c) is process_set]
             yield process_set, inside
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays of any dtype with rank `root_rank`'s arrays, bit for bit."""
         for array, number in zip(arrays, self._broadcasts):
             host = array.as_in_context(mx.cpu())  # no copy if the array is on the CPU
             self._everybody.broadcast(host, root_rank, f"broadcast.{number}")

@@ -54,9 +54,8 @@ def by_dtype(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
         yield from groups([channel for channel in channels if channel.dtype == dtype])
 
 
-def nothing(places: int) -> Packed:
-    """A `Packed` without bytes, for this number of members."""
-    return Packed(mx.nd.zeros(1, dtype="uint8"), mx.nd.zeros(places, dtype="int32"))
+def nothing(members: int) -> Packed:
+    return Packed(mx.nd.zeros(1, dtype="uint8"), mx.nd.zeros(members, dtype="int32"))
 
 
 class Bundle:
@@ -95,9 +94,9 @@ def _parts(channel: Channel) -> Parts:
     return tuple((most, None) for most, _ in rows.parts) if rows.in_one else rows.parts
 
 
-def repeated(packed: Packed, places: int) -> Packed:
-    """All bytes of `packed` for each of `places` members."""
-    return Packed(*operators.call("repeat", packed, copies=places))
+def repeated(packed: Packed, members: int) -> Packed:
+    """All bytes of `packed` for each of this number of members."""
+    return Packed(*operators.call("repeat", packed, copies=members))
 
 
 class Alltoall:
@@ -161,8 +160,8 @@ class TwoWay:
         self._shares = [len(part) for part in owned]
         self._all = Bundle([channel for part in owned for channel in part])
         bundles = [Bundle(part) for part in owned]
-        self._owned = bundles[process_set.place]
-        self._aggregators = [aggregators[channel] for channel in owned[process_set.place]]
+        self._owned = bundles[process_set.rank]
+        self._aggregators = [aggregators[channel] for channel in owned[process_set.rank]]
         room = self._size * self._owned.room
         self._to_owners = Alltoall(process_set, room, f"to_owners.{name}")
         self._to_all = ToAll(process_set, bundles, f"to_all.{name}")
@@ -181,7 +180,6 @@ class TwoWay:
         self._answers = self._to_all(self._owned.pack(sums, [len(sums)]))
 
     def receive(self) -> Messages:
-        """The aggregated message of each channel."""
         return dict(zip(self._all.channels, self._all.unpack(self._answers, 1)))
 
 
@@ -200,7 +198,7 @@ class Gathered:
         """Do nothing: all members have all messages after `send`."""
 
     def receive(self) -> Messages:
-        """For each channel, the messages of all members, in the order of their places."""
+        """For each channel, the messages of all members, in the order of their ranks."""
         rows = self._bundle.unpack(self._received, self._size)
         return dict(zip(self._bundle.channels, rows))
 
@@ -229,6 +227,5 @@ class KnownGroups:
         return self._groups[channels]
 
     def forget(self, channel: Channel) -> None:
-        """Drop the groups of all sets that have this channel."""
         for channels in [channels for channels in self._groups if channel in channels]:
             del self._groups[channels]

@@ -57,7 +57,6 @@ class OneMachine(HierarchicalExchange):
         self.agree("init")
 
     def close(self) -> None:
-        """Wait until all workers call this, and disconnect. No exchange is possible afterwards."""
         if self.connected is None:
             return
         mx.nd.waitall()
@@ -69,7 +68,6 @@ class OneMachine(HierarchicalExchange):
         ending().concerns(None)
 
     def abandon(self, why: str) -> None:
-        """Disconnect at once. All other workers end with this reason."""
         if self.connected is self:
             self._neighbours.abandon(why)
             OneMachine.connected = None
@@ -153,7 +151,6 @@ class OneMachine(HierarchicalExchange):
         return archive.unpack(b"".join(self._gather(archive.pack(arrays))))
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays of any dtype with rank `root_rank`'s arrays, bit for bit."""
         for array in arrays:
             own = array.asnumpy()
             data = self._gather(own.tobytes() if self.rank == root_rank else b"")[root_rank]

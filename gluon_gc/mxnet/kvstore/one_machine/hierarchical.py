@@ -30,7 +30,7 @@ class HierarchicalExchange(Exchange):
         self._shared: Dict[Channel, SharedMessage] = {}
 
     def _on_machine(self) -> Cluster:
-        """This worker's place on its machine. Each job there has its own root_uri or root_port."""
+        """This worker's rank on its machine. Each job there has its own root_uri or root_port."""
         raise NotImplementedError
 
     def _shares_machine(self) -> bool:
@@ -38,11 +38,10 @@ class HierarchicalExchange(Exchange):
         return self.local_size > 1
 
     def _shares(self, channel: Channel) -> bool:
-        """Whether the workers of this machine share the messages of a channel."""
         return self._shares_machine() and channel.hierarchical
 
     def _waiting(self, call: str = "") -> ContextManager:
-        """A context manager: this worker waits for others in the user's function `call`."""
+        """A context for waits for other workers, in the user's function `call`."""
         return self._progress.waiting(call)
 
     def _open_shared(self, channels: Sequence[Channel]) -> None:
@@ -72,7 +71,6 @@ class HierarchicalExchange(Exchange):
         self._shared.pop(channel, None)
 
     def _close_shared(self) -> None:
-        """Release the shared memory, after the last exchange."""
         if self._memory is not None:
             self._memory.close()
 
