@@ -9,7 +9,7 @@ import pytest
 from gluon_gc import env
 from gluon_gc.launch.rank import launchers
 from gluon_gc.launch.rank.launchers import WorkerRank
-from gluon_gc.mxnet import runtime
+from gluon_gc.mxnet.byteps import runtime
 from tests.processes import clean_environ
 
 
