@@ -17,7 +17,7 @@ from .byteps import rendezvous, runtime
 from .byteps.rendezvous import Meeting
 from .gathering import gather
 from .gradients.state import CompressionState
-from .optimizer.averager import Averager, averagers
+from .optimizer.distributed import Averager, averagers
 
 _SUSPENDED = "call bps.resume() first: the workers have called bps.suspend()"
 
