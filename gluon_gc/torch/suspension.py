@@ -14,7 +14,7 @@ from ..options import is_whole
 from . import coder_states, groups, saving
 from .byteps import push_pull as functions
 from .byteps import rendezvous, runtime
-from .byteps.rendezvous import Meeting
+from .byteps.rendezvous import Rendezvous as Meeting
 from .gathering import gather
 from .gradients.state import CompressionState
 from .optimizer.distributed import Averager, averagers

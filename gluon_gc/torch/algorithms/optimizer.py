@@ -76,11 +76,7 @@ def with_algorithm(
     on_nonfinite: str = "raise",
     grad_scaler: Optional[Any] = None,
 ) -> Optimizer:
-    """Make an optimizer step by an algorithm.
-
-    `option_given`: see `AutomaticAlgorithm`. The other arguments are those of
-    `DistributedOptimizer`.
-    """
+    """Make an optimizer step by an algorithm; see `AlgorithmState` and `DistributedOptimizer`."""
     if if_enabled(grad_scaler) is not None:
         raise ValueError(
             f"grad_scaler is for gradients that are averaged: with algorithm {algorithm.name}, "

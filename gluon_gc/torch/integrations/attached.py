@@ -25,36 +25,6 @@ class AttachedCompression:
     """The compression of a model and an optimizer that a training tool has prepared.
 
     All workers create it together, and call its methods together.
-
-    Parameters
-    ----------
-    model : Module
-        It is in DistributedDataParallel (DDP).
-    optimizer : Optimizer, optional
-        The optimizer, or the tool's wrapper of it. None: the tool has several optimizers.
-    compression_params : dict, optional
-        See `CompressionState`.
-    algorithm : str or dict, optional
-        See `DistributedOptimizer`. With an algorithm, DDP averages no gradients.
-    grad_scaler : torch.amp.GradScaler, optional
-        See `CompressionState`. An algorithm does not use it.
-    gathers_everywhere : bool
-        Whether each worker's `state_dict` contains all workers' states, or only that of rank 0.
-    **options
-        overrides and on_nonfinite; see `CompressionState`.
-
-    Attributes
-    ----------
-    state : CompressionState or AlgorithmState
-        The state of this worker, for statistics.
-    model : DistributedDataParallel
-
-    Raises
-    ------
-    ValueError
-        The model is not in DistributedDataParallel, or an argument is wrong.
-    RuntimeError
-        The workers have different settings or parameters.
     """
 
     def __init__(
@@ -112,7 +82,7 @@ class AttachedCompression:
             raise
 
     @property
-    def _meeting(self) -> Exchange:
+    def _exchange(self) -> Exchange:
         state = self.state
         return state.exchange if isinstance(state, CompressionState) else state.rounds.meeting
 
@@ -133,8 +103,8 @@ class AttachedCompression:
 
         Other workers get an empty dict, unless `gathers_everywhere`.
         """
-        own, meeting = self.state.state_dict(), self._meeting
-        gather = meeting.gather_objects if self._everywhere else meeting.gather_to_first
+        own, exchange = self.state.state_dict(), self._exchange
+        gather = exchange.gather_objects if self._everywhere else exchange.gather_to_first
         workers = gather(own, _SAVING)
         return {} if workers is None else {"workers": workers}
 
@@ -151,7 +121,7 @@ class AttachedCompression:
 
         If `read` fails on one worker, all workers raise an error.
         """
-        self.state.load_state_dict(if_all_fit(self._meeting.gather_objects, read))
+        self.state.load_state_dict(if_all_fit(self._exchange.gather_objects, read))
 
     def close(self) -> None:
         """Stop the threads. The model cannot be trained any more."""
