@@ -142,7 +142,7 @@ def _step_of_all(optimizer: Stepping, closure: Optional[Callable[[], Any]]) -> A
 
 def _call_hooks(optimizer: Stepping) -> None:
     """Call the hooks of an optimizer's step. Without gradients, its step does nothing else."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = _parameters(optimizer)
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -164,14 +164,14 @@ def _unscaled(optimizer: Stepping) -> Iterator[Optional[bool]]:
     overflows = bool(taken["found_inf"]) if "found_inf" in taken else None
     try:
         if not overflows and taken.get("grad_scale") is not None:
-            _multiply_gradients(optimizer, 1.0 / float(taken["grad_scale"]))
+            factor = 1.0 / float(taken["grad_scale"])
+            for parameter in _parameters(optimizer):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
         yield overflows
     finally:
         attributes.update(taken)  # the scaler deletes them
 
 
-def _multiply_gradients(optimizer: Optimizer, factor: float) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
+def _parameters(optimizer: Optimizer) -> List[torch.nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

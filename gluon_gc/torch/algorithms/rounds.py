@@ -173,7 +173,15 @@ class Rounds:
 
     def _require_same(self, request: Round, step: int) -> None:
         """Raise a RuntimeError on all workers unless all request the same declared round."""
-        declared = is_declared(request, self._unfrozen()) and self._have_own_dtypes(request)
+        frozen = [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
+        left_out = set(frozen)
+        unfrozen = {
+            kind: {name: shape for name, shape in shapes.items() if name not in left_out}
+            for kind, shapes in self._shapes.items()
+        }
+        declared = is_declared(request, unfrozen) and all(
+            vector.dtype == self._parameters[name].dtype for name, vector in request.vectors.items()
+        )
         kind = list(self.exchanges).index(request.kind) if declared else -1
         names = zlib.crc32("\n".join(request.vectors).encode())
         doing = "make a round of the algorithm"
@@ -183,26 +191,12 @@ class Rounds:
                 "step": step,
                 "round": request.kind,
                 "a declared round": declared,
-                "frozen": self._frozen(),
+                "frozen": frozen,
             }
             vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
             self.meeting.agree([("the algorithm", facts), *vectors], doing)
         if not declared:
             raise undeclared(request, step)
-
-    def _frozen(self) -> List[str]:
-        return [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
-
-    def _unfrozen(self) -> Dict[str, Shapes]:
-        frozen = set(self._frozen())
-        return {
-            kind: {name: shape for name, shape in shapes.items() if name not in frozen}
-            for kind, shapes in self._shapes.items()
-        }
-
-    def _have_own_dtypes(self, request: Round) -> bool:
-        vectors = request.vectors.items()
-        return all(vector.dtype == self._parameters[name].dtype for name, vector in vectors)
 
     def require_open(self) -> None:
         """Raise a RuntimeError if the exchanges are closed."""

@@ -106,18 +106,14 @@ class AlgorithmState:
         if not self._agreed:
             settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
             self._agree([("", settings)] if averages else [])
-        if self.automatic.due():
-            self._decide()
+        if self.automatic.due():  # on all workers together
+            tensors = self.rounds.tensors()
+            shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
+            self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
         if averages:
             return self._step_of_all(update, overflows)
         self.driver.step(update)
         return True
-
-    def _decide(self) -> None:
-        """Let "auto" choose. All workers call this together."""
-        tensors = self.rounds.tensors()
-        shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
-        self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
 
     def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
         """Make a step of an algorithm that averages gradients; see `step`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -289,13 +290,11 @@ class _Sums:
         mine, doing = np.frombuffer(digest, np.int64).tolist(), "call push_pull"
         if len(set(gathering.gather_numbers(mine, doing, self._groups[0]))) == 1:
             return
+        gather = partial(gathering.gather, group=self._groups[0])
         try:
-            gathering.agree(self._gather, [("push_pull", own)], doing)
+            gathering.agree(gather, [("push_pull", own)], doing)
         except RuntimeError as error:
             handle.future.set_exception(error)
-
-    def _gather(self, mine: Any, doing: str) -> Any:
-        return gathering.gather(mine, doing, self._groups[0])
 
     def _sum(self, handle: Handle) -> None:
         """The second stage: sum the tensor, unless the workers differ."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import (
+    TYPE_CHECKING,
     Any,
     Callable,
     Collection,
@@ -13,7 +14,6 @@ from typing import (
     List,
     Mapping,
     Optional,
-    Protocol,
     Sequence,
     Set,
 )
@@ -39,6 +39,9 @@ from .optimizer_hooks import around_update, param_groups, weakly
 from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
 from .undo import Undo
+
+if TYPE_CHECKING:
+    from ..optimizer.distributed import Averager
 
 
 class GradientCompression:
@@ -137,19 +140,6 @@ class GradientCompression:
         ]
 
 
-class Leader(Protocol):
-    """Starts the exchanges of a GradientSteps itself, as DistributedOptimizer's averager does."""
-
-    def ready(self, parameter: torch.Tensor) -> None:
-        """Called after backward has added to a gradient."""
-
-    def before_step(self) -> None:
-        """Called before the optimizer steps."""
-
-    def finish(self) -> None:
-        """Called before residuals and momentum are saved, loaded or configured."""
-
-
 class GradientSteps:
     """Averages the gradients of a model's parameters, step by step.
 
@@ -182,8 +172,8 @@ class GradientSteps:
             self._optimizer_check = OptimizerCheck(self._names, compression, optimizer, skips)
         self.undo = Undo(parameters, self._take_back)
         self.weight_check = WeightCheck(parameters)
-        self._leader: Optional[Leader] = None
-        self._handles: List[Any] = []  # of the leader's hooks
+        self._averager: Optional[Averager] = None
+        self._handles: List[Any] = []  # of the averager's hooks
         self._leave_optimizer: Callable[[], None] = lambda: None
         if optimizer is not None:
             self._leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
@@ -193,16 +183,15 @@ class GradientSteps:
         self._scale_watch = ScaleWatch(parameters.values(), called) if unknown else None
         closing.opened(self)  # only the hooks may still refer to this object at shutdown
 
-    def follow(self, leader: Leader) -> None:
-        """Let a leader start the exchanges from now on."""
-        self._leader = leader
-        ready = weakly(leader.ready)
+    def follow(self, averager: Averager) -> None:
+        """Tell an averager of gradients and steps. It starts the exchanges."""
+        self._averager, ready = averager, weakly(averager.ready)
         self._handles = [p.register_post_accumulate_grad_hook(ready) for p in self._names]
 
     def finish(self) -> None:
         """Wait until nothing is under way."""
-        if self._leader is not None:
-            self._leader.finish()
+        if self._averager is not None:
+            self._averager.finish()
 
     def take_computed(self, names: Iterable[str]) -> Set[str]:
         """Return the parameters among `names` with a gradient from backward since the last call."""
@@ -243,14 +232,14 @@ class GradientSteps:
         self._ratios = self.rates.advance(self._current_rates())
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
-        number, *weights = self.weight_check.begin()
+        sample, weight, largest = self.weight_check.begin()
         self._stamp = header.Stamp(
             self._begun % 2**32,
             self.undo.digest,
             checksum,
-            sample=number,
-            weight=header.bits(weights[0]),
-            largest=header.bits(weights[1]),
+            sample=sample,
+            weight=header.bits(weight),
+            largest=header.bits(largest),
         )
 
     def _follow_momentum(self, momentum: Momentum) -> None:
@@ -351,8 +340,8 @@ class GradientSteps:
 
     def _before_step(self) -> None:
         """Apply momentum, or make the optimizer skip this step."""
-        if self._leader is not None:
-            self._leader.before_step()
+        if self._averager is not None:
+            self._averager.before_step()
         if self._nonfinite and self._on_nonfinite == "skip":
             logger.warning(
                 "step %d is skipped: the gradient of parameter %s has a NaN or an infinity",

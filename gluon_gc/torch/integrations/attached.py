@@ -53,13 +53,8 @@ class AttachedCompression:
         else:
             if optimizer is None:
                 raise ValueError("an algorithm needs a training loop with one optimizer")
-            DistributedOptimizer(
-                optimizer,
-                named,
-                compression_params=compression_params,
-                algorithm=algorithm,
-                **options,
-            )
+            options = {"compression_params": compression_params, "algorithm": algorithm, **options}
+            DistributedOptimizer(optimizer, named, **options)
             self.state = inner.compression_state
             self._register(local_gradients_hook)
             if not self.model.static_graph:  # DDP cannot begin a static graph within no_sync
