@@ -64,5 +64,4 @@ def params_of(
 
 
 def _is(compression: Any, compressor: type) -> bool:
-    """Return whether the argument is this class or an instance of it."""
     return compression is compressor or type(compression) is compressor

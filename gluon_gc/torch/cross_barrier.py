@@ -137,7 +137,6 @@ class _Late:
 
 
 def _new(kind: type, *arguments: Any) -> Any:
-    """Like `copyreg.__newobj__`, but for any class."""
     return kind.__new__(kind, *arguments)
 
 
@@ -224,8 +223,6 @@ def _finish_optimizer(optimizer: Optimizer, *state_dict: Any) -> None:
 
 
 class _Update(NamedTuple):
-    """A pending update of the parameters of one bucket."""
-
     under_way: UnderWay  # the averages of their gradients
     groups: List[Dict[str, Any]]  # the optimizer's, at the time of its step
 
@@ -336,7 +333,6 @@ class _CrossingAverager(Averager):
         self._finish(self._updates.keys() - self._hooks.reported)
 
     def take_gradients(self) -> None:
-        """Set all gradients to None."""
         for parameter in self.state.parameters.values():
             parameter.grad = None
 
@@ -386,7 +382,6 @@ class _CrossingAverager(Averager):
 
     @contextmanager
     def _as_it_was(self, groups: List[Dict[str, Any]]) -> Iterator[None]:
-        """Return a context in which the optimizer has these parameter groups."""
         contents = vars(self._optimizer)
         current, contents["param_groups"] = contents["param_groups"], groups
         try:
@@ -461,7 +456,6 @@ class _ForwardHooks:
         return {caller for outer in self._around[module] for caller in self._callers(outer)}
 
     def enter(self, module: Module) -> None:
-        """Handle the start of a module's forward."""
         if self._needs is None:
             self._called.add(module)
         else:
@@ -507,7 +501,6 @@ class Overlap:
         average.add_done_callback(note)
 
     def backward_returns(self) -> None:
-        """Record that backward has computed all gradients."""
         self._returned = time.perf_counter()
 
     def share(self) -> Optional[float]:

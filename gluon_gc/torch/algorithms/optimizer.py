@@ -10,7 +10,6 @@ from inspect import signature
 from typing import Any, Callable, Iterator, List, Mapping, Optional
 
 import torch
-import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ...algorithms import Algorithm
@@ -18,7 +17,7 @@ from ...algorithms.requirements import require_on_nonfinite
 from ..gradients.scaler import if_enabled
 from ..gradients.settings import checked_passes
 from ..optimizer.copies import Distributed, kind_of
-from .state import AlgorithmState, Overrides
+from .state import AlgorithmState
 
 
 class Stepping(Distributed):
@@ -71,11 +70,10 @@ def with_algorithm(
     algorithm: Algorithm,
     option_given: bool,
     compression_params: Optional[Mapping[str, Any]],
-    process_group: Optional[dist.ProcessGroup] = None,
-    overrides: Optional[Overrides] = None,
     on_nonfinite: str = "raise",
     grad_scaler: Optional[Any] = None,
-) -> Optimizer:
+    **options: Any,
+) -> None:
     """Make an optimizer step by an algorithm; see `AlgorithmState` and `DistributedOptimizer`."""
     if if_enabled(grad_scaler) is not None:
         raise ValueError(
@@ -86,21 +84,12 @@ def with_algorithm(
     if algorithm.averages_gradients:
         _require_optional_closure(algorithm.name, optimizer)
     kind, update = kind_of(optimizer), optimizer.step
-    state = AlgorithmState(
-        named_parameters,
-        algorithm,
-        option_given,
-        compression_params,
-        optimizer,
-        process_group,
-        overrides,
-        on_nonfinite,
-    )
+    arguments = named_parameters, algorithm, option_given, compression_params, optimizer
+    state = AlgorithmState(*arguments, on_nonfinite=on_nonfinite, **options)
     vars(optimizer).pop("step", None)  # a learning-rate scheduler's wrapper; `update` calls it
     step = torch.compiler.disable(Stepping.step)  # in case that a script compiles it
     optimizer.__class__ = type(kind.__name__, (Stepping, kind), {"step": step})
     optimizer._algorithm, optimizer._update = state, update
-    return optimizer
 
 
 def _require_optional_closure(name: str, optimizer: Optimizer) -> None:

@@ -30,7 +30,6 @@ class PyTorch:
 
     @property
     def threads(self) -> int:
-        """The number of threads for computations on the CPU."""
         return torch.get_num_threads()
 
     def in_host_memory(self, array: torch.Tensor) -> bool:
@@ -45,7 +44,6 @@ class PyTorch:
         return torch.from_numpy(values).to(like.device)
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Return the product of two matrices."""
         return a @ b
 
     def wait(self, arrays: Iterable[torch.Tensor]) -> None:
@@ -88,7 +86,6 @@ class Rounds:
         return {name: torch.atleast_1d(parameter.detach()) for name, parameter in parameters}
 
     def gradients(self) -> Tensors:
-        """Return this worker's own gradients."""
         parameters = self._parameters.items()
         return {name: torch.atleast_1d(p.grad) for name, p in parameters if p.grad is not None}
 
@@ -111,7 +108,6 @@ class Rounds:
         self._shapes.clear()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the compressors the epoch, counted from 0."""
         self._epoch = epoch
         for exchange in self.exchanges.values():
             exchange.set_epoch(epoch)
@@ -199,12 +195,10 @@ class Rounds:
             raise undeclared(request, step)
 
     def require_open(self) -> None:
-        """Raise a RuntimeError if the exchanges are closed."""
         for exchange in self.exchanges.values():
             exchange.require_open()
 
     def close(self) -> None:
-        """Stop the threads."""
         self._beginning.close()
         for exchange in (self.meeting, *self.exchanges.values()):
             exchange.close()

@@ -77,7 +77,6 @@ class AlgorithmState:
 
     @property
     def params(self) -> Dict[str, CompressionParams]:
-        """The compression of each parameter's vectors, by name."""
         return self.automatic.params
 
     @property
@@ -87,7 +86,6 @@ class AlgorithmState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far."""
         return self.driver.steps
 
     def step(self, update: Callable[[], None], overflows: Optional[bool] = None) -> bool:
@@ -198,7 +196,6 @@ class AlgorithmState:
         return found
 
     def _begin_stats(self) -> None:
-        """Average over the steps from here on."""
         self._stats_from = self.steps
         self.rounds.counts.clear()
 
@@ -235,7 +232,6 @@ class AlgorithmState:
 
 
 def _require_unfrozen(algorithm: Algorithm, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Raise a RuntimeError if a parameter is frozen that the algorithm would still change."""
     for name, parameter in parameters.items():
         if not (parameter.requires_grad or algorithm.allows_freezing):
             raise RuntimeError(

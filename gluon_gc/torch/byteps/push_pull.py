@@ -60,12 +60,10 @@ def declare(name: str, **compression: Any) -> None:
 
 
 def declarations() -> Dict[str, CompressionParams]:
-    """Return the compression of each declared tensor."""
     return {} if _tensors is None else dict(_tensors.params)
 
 
 def declare_again(params: Mapping[str, CompressionParams]) -> None:
-    """Declare the tensors of an earlier `declarations` call."""
     for name, tensor_params in params.items():
         _started().declare(name, tensor_params)
 
@@ -238,7 +236,6 @@ class Handle:
         self.future: Future[None] = Future()
 
     def described(self) -> Dict[str, Any]:
-        """Return values that must be the same on all workers."""
         return {
             "name": self.name,
             "average": bool(self.average),
@@ -263,14 +260,12 @@ class _Sums:
         self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
 
     def declare(self, name: str, params: CompressionParams) -> None:
-        """Set the compression of the tensor with this name."""
         if self.params.setdefault(name, params) != params:
             raise ValueError(f"tensor '{name}' is declared already, with other compression")
         if self._exchange is None:
             self._exchange = Exchange()
 
     def put(self, handle: Handle) -> None:
-        """Start to sum a tensor."""
         self._pipeline.put(handle)
 
     def close(self) -> None:
@@ -380,7 +375,6 @@ def _sum_dense(handle: Handle, workers: int) -> None:
 
 
 def _sum_integers(handle: Handle, workers: int) -> None:
-    """Sum a dense tensor of integers exactly."""
     tensor = handle.tensor.data
     summands = integers.summands(tensor.cpu().reshape(-1).numpy())
     totals = torch.from_numpy(np.stack(summands)).to(tensor.device)

@@ -160,7 +160,6 @@ def _join(timeout: timedelta) -> Rendezvous:
 
 
 def _reach(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
-    """Connect to worker 0's store at this address; worker 0 creates it."""
     patience = env.get("GLUON_GC_CONNECT_TIMEOUT")
     timeout = timedelta(seconds=patience)
     try:

@@ -78,7 +78,6 @@ class HookCheck(StepObserver):
         self._state = weakref.ref(state)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Raise a RuntimeError if this optimizer steps parameters of the state."""
         state = self._state()
         if state is None or not state.gradients.has_computed:
             return
@@ -126,7 +125,6 @@ class OptimizerCheck(StepObserver):
         self._averaged = True
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Raise a RuntimeError if this optimizer must not step some of the parameters."""
         groups = param_groups(optimizer)
         if self._harmless.get(optimizer) == len(groups):
             return
@@ -191,12 +189,10 @@ class WeightCheck(StepObserver):
         return self._number, float(values[0]), float(values.abs().max())
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Remember the outermost step."""
         if self._outermost() is None:
             self._outermost = weakref.ref(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Take a sample if the outermost step has applied averages to some of the parameters."""
         if self._outermost() is not optimizer:
             return
         self._outermost = lambda: None

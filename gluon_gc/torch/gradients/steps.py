@@ -189,7 +189,6 @@ class GradientSteps:
         self._handles = [p.register_post_accumulate_grad_hook(ready) for p in self._names]
 
     def finish(self) -> None:
-        """Wait until nothing is under way."""
         if self._averager is not None:
             self._averager.finish()
 
@@ -361,7 +360,6 @@ class GradientSteps:
             self._momentum.after_step()
 
     def apply_momentum(self, names: Iterable[str]) -> None:
-        """Apply momentum to the averaged gradients of these parameters."""
         if self._momentum is not None:
             pairs = [(name, self._parameters[name]) for name in names]
             self._momentum.before_step(pairs, self.compression.without_momentum)

@@ -67,7 +67,6 @@ class _Average:
         self.excluded = excluded  # the script has said that no optimizer will apply it
 
     def is_in(self, gradient: torch.Tensor) -> bool:
-        """Return whether a gradient is as backward has delivered it."""
         known = self.gradient is not None and self.gradient() is gradient
         return known and gradient._version == self.version
 
@@ -173,7 +172,6 @@ class Undo(StepObserver):
             self._excludes = before
 
     def close(self) -> None:
-        """Remove all hooks."""
         self.leave()
         for handle in self._handles:
             handle.remove()
@@ -291,7 +289,6 @@ class Undo(StepObserver):
         return with_closure(args, kwargs, counted)
 
     def before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Mark what a step without a closure applies."""
         if closure_of(args, kwargs) is None:
             self._mark(optimizer)
 

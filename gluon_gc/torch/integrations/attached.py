@@ -82,7 +82,6 @@ class AttachedCompression:
         return state.exchange if isinstance(state, CompressionState) else state.rounds.meeting
 
     def is_of(self, model: torch.nn.Module) -> bool:
-        """Return whether this is the compression of a model that the tool has prepared."""
         return _in_ddp(model) is self.model
 
     def is_of_optimizer(self, optimizer: Optimizer) -> bool:
@@ -90,7 +89,6 @@ class AttachedCompression:
         return unwrapped(optimizer) is self._optimizer
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, from 0, for compressors with a warm-up such as dgc."""
         self.state.set_epoch(epoch)
 
     def state_dict(self) -> Dict[str, Any]:

@@ -10,8 +10,6 @@ from ..gradients.optimizer_hooks import let_step_call_hooks
 
 
 class _Added:
-    """Added to the class of an optimizer."""
-
     def __reduce__(self) -> Tuple[Any, ...]:
         return _copied, (kind_of(self), self.__getstate__())
 
@@ -30,12 +28,10 @@ def kind_of(optimizer: Optimizer) -> Type[Optimizer]:
 
 
 def restore(optimizer: Optimizer) -> None:
-    """Give an optimizer the class back that it had before it was made distributed."""
     optimizer.__class__ = kind_of(optimizer)
 
 
 def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
-    """Return the unpickled optimizer."""
     copied_class = type(kind.__name__, (_Copied, kind), {})
     optimizer = copied_class.__new__(copied_class)
     optimizer.__setstate__(contents)

@@ -49,8 +49,6 @@ Bucket = Sequence[torch.nn.Parameter]
 
 
 class UnderWay(NamedTuple):
-    """A bucket whose gradients are being averaged."""
-
     future: Future[Any]
     bucket: Bucket
     # The dense tensors that become the averages; empty for a sparse gradient.
@@ -81,11 +79,9 @@ class Averager:
         averagers[next(_numbers)] = self
 
     def set_passes(self, passes: int) -> None:
-        """Set the number of backward passes per step."""
         self.passes = checked_passes(passes)
 
     def _begin(self) -> None:
-        """Prepare for the gradients of a new step."""
         self._passes: Dict[torch.Tensor, int] = dict.fromkeys(self.state.parameters.values(), 0)
         self._left = len(self._passes)  # the parameters that wait for further backward passes
         # The gradients as backward left them, with their versions.
@@ -96,7 +92,6 @@ class Averager:
     # Backward
 
     def ready(self, parameter: torch.Tensor) -> None:
-        """Handle a gradient that backward has added to."""
         if self._dropped(parameter):
             self.drop()
         name = self.state.name_of(parameter)
@@ -216,7 +211,6 @@ class Averager:
         self._begin()
 
     def _require_unchanged(self) -> None:
-        """Raise a RuntimeError if a gradient was changed after backward computed it."""
         for parameter, (gradient, version) in self._made.items():
             if parameter.grad is not gradient or gradient._version != version:
                 raise RuntimeError(
