@@ -10,9 +10,10 @@ from typing import Union
 
 import torch.distributed as dist
 
-from .. import env
-from ..log import logger
-from . import closing, groups, rendezvous
+from ... import env
+from ...log import logger
+from .. import closing, groups
+from . import rendezvous
 
 _GLOO_CLEANUP_SECONDS = 0.1
 _rounds = itertools.count()  # numbers the calls of init, so that each has its own store keys
@@ -53,7 +54,7 @@ def init(lazy: bool = True, timeout: Union[None, float, timedelta] = None) -> No
         rendezvous.join_scheduler()
         return
     timeout = groups.timeout()
-    store, rank, size = rendezvous.meet(timeout)
+    store, rank, size = rendezvous.join(timeout)
     store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
     dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
 
@@ -63,7 +64,7 @@ def shutdown() -> None:
 
     Nothing can be exchanged afterwards.
     """
-    from .functions import forget
+    from .push_pull import forget
 
     forget()
     closing.close_all()
