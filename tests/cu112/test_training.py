@@ -5,7 +5,7 @@ import pytest
 
 from gluon_gc import kernels
 from tests.compressors import COMPRESSORS
-from tests.distributed.standing import run, run_local
+from tests.mxnet.cluster.standing import run, run_local
 
 SHAPES = [(50, 20), (33,), (1,), (257, 30)]
 ON_CUDA = [

@@ -1,4 +1,4 @@
-"""A worker that averages the gradients of tests.distributed.jobs, like `several_steps` there.
+"""A worker that averages the gradients of tests.mxnet.cluster.jobs, like `several_steps` there.
 
     torchrun ... replayed.py ARGUMENTS.json FOLDER
 
