@@ -1,14 +1,19 @@
 """If a node leaves early, all other nodes end with a message that names it."""
 
+import itertools
 import os
 import re
 import signal
 import sys
+import time
 
+import mxnet as mx
 import pytest
 
+import gluon_gc as bps
 from gluon_gc.launch.launcher import service
-from tests.mxnet.cluster.cluster import last_line, start_cluster, start_horovod
+from tests.mxnet.cluster.cluster import last_line, start_horovod
+from tests.mxnet.cluster.jobs import forever
 
 SOON = 100  # seconds for all nodes to start and end under load
 FOREVER = "while True: exchange()"
@@ -84,11 +89,6 @@ def test_a_script_goes_on_after_it_has_left_by_an_error_but_joins_no_other(clust
     assert caught == "caught" and "cannot join another" in refused
 
 
-def test_the_end_of_an_iterator_is_no_failure(tmp_path):
-    with start_cluster(tmp_path, "handled") as nodes:
-        nodes.results()
-
-
 @pytest.mark.parametrize("when", ["before init", "after init"])
 def test_a_users_excepthook_is_called_and_the_process_leaves(cluster, when):
     hook = "sys.excepthook = lambda kind, *_: print('user saw', kind.__name__)\n"
@@ -108,7 +108,7 @@ def test_a_node_that_dies_before_all_are_there_is_named(cluster, gone):
     nodes.start("server0", service("server"))
     nodes.wait_for_line("scheduler", "server 0 has come")
     nodes.start("server1", service("server"))
-    nodes.start_worker(0, "push_pull")
+    nodes.start_script(0, "exchange()")
     for name in ("server 1", "worker 0"):
         nodes.wait_for_line("scheduler", f"{name} has come")
     process = gone.replace(" ", "")
@@ -121,7 +121,7 @@ def test_a_node_that_dies_as_ps_lite_starts_is_named(cluster, role):
     """It joins the cluster, and dies before it contacts ps-lite."""
     nodes = cluster(1 + (role == "worker"), 1 + (role == "server"))
     nodes.start_roles()
-    nodes.start_worker(0, "push_pull")
+    nodes.start_script(0, "exchange()")
     code = (
         "import os; from gluon_gc import env; from gluon_gc.launch.joining import join\n"
         f"lifeline = join(env.cluster('{role}'), 60); print(lifeline.name, flush=True)\n"
@@ -141,7 +141,7 @@ def test_a_node_that_dies_while_all_train_is_named(cluster, role):
     nodes = cluster(2, 1)
     nodes.start_roles()
     for rank in range(2):
-        nodes.start_worker(rank, "forever", {"folder": str(nodes.folder)})
+        nodes.start_worker(rank, forever, {"folder": str(nodes.folder)})
     for rank in range(2):
         nodes.wait_for(nodes.folder / f"running{rank}")
     process = {"server": "server0", "worker": "worker1", "scheduler": "scheduler"}[role]
@@ -209,7 +209,7 @@ def test_a_node_that_stands_still_is_missed_while_all_train(cluster, name):
     nodes = cluster(2, 1, PS_HEARTBEAT_TIMEOUT=3)
     nodes.start_roles()
     for rank in range(2):
-        nodes.start_worker(rank, "forever", {"folder": str(nodes.folder)})
+        nodes.start_worker(rank, forever, {"folder": str(nodes.folder)})
     for rank in range(2):
         nodes.wait_for(nodes.folder / f"running{rank}")
     nodes.suspend(name.replace(" ", ""))
@@ -276,15 +276,27 @@ def test_a_child_that_outlives_a_worker_does_not_hide_its_death(cluster, tmp_pat
         os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
+def leaving(how):
+    """Exchange until worker 1 fails, stops or ends its script."""
+    for step in itertools.count():
+        tensor = mx.nd.ones(1)
+        bps.byteps_push_pull(tensor, name="again")
+        tensor.wait_to_read()
+        if bps.rank() == 1 and step == 3:
+            if how == "finally":
+                try:
+                    raise ValueError("on purpose")
+                finally:
+                    bps.shutdown()
+            if how == "stall":
+                time.sleep(1000)
+            sys.exit(3 if how == "exit" else 0)
+
+
 @pytest.mark.parametrize("how", ["exit", "finally", "early", "stall"])
 def test_under_horovod_a_script_that_fails_ends_all(tmp_path, how):
-    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     patience = {"GLUON_GC_STALL_SECONDS": 2, "GLUON_GC_TIMEOUT": 12} if how == "stall" else {}
-    job = {"leaver": 1, "how": how}
-    nodes = start_horovod(tmp_path, "leaving", job, workers=2, variables=patience)
-    try:
+    with start_horovod(tmp_path, leaving, {"how": how}, variables=patience) as nodes:
         assert nodes.wait("horovodrun", SOON) != 0
         said = "worker 0 ends: no exchange has finished for 12 s: waiting for other workers"
         assert (said in nodes.log("horovodrun")) == (how == "stall")
-    finally:
-        nodes.stop()

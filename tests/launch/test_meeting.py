@@ -30,8 +30,8 @@ def _port(nodes):
 def test_nodes_that_make_no_cluster_are_named_to_all(cluster, workers, second, said):
     nodes = cluster(workers, 1, GLUON_GC_CONNECT_TIMEOUT=12)  # nobody else comes
     nodes.start_roles()
-    nodes.start_worker(0, "push_pull")
-    nodes.start_worker(1, "push_pull", **second)
+    nodes.start_script(0, "exchange()")
+    nodes.start_script(1, "exchange()", **second)
     for name in ("worker0", "worker1", "server0", "scheduler"):
         assert nodes.wait(name) == 1
         assert re.search(said, last_line(nodes.log(name)))
@@ -55,8 +55,8 @@ def test_a_node_that_was_told_otherwise_is_named_to_all(
     nodes = cluster(2, 1, BYTEPS_LOG_LEVEL="INFO")
     starts = {
         "server 0": lambda **own: nodes.start("server0", service("server"), **own),
-        "worker 0": lambda **own: nodes.start_worker(0, "push_pull", **own),
-        "worker 1": lambda **own: nodes.start_worker(1, "push_pull", **own),
+        "worker 0": lambda **own: nodes.start_script(0, "exchange()", **own),
+        "worker 1": lambda **own: nodes.start_script(1, "exchange()", **own),
     }
     odd = starts.pop(node)
     nodes.start("scheduler", service("scheduler"))
@@ -79,7 +79,7 @@ def test_a_scheduler_that_was_told_otherwise_is_named(cluster):
     nodes = cluster(1, 1)
     scheduler = service("scheduler")
     nodes.start("scheduler", scheduler, DMLC_NUM_WORKER=2)
-    nodes.start_worker(0, "push_pull")
+    nodes.start_script(0, "exchange()")
     assert nodes.wait("worker0") == 1
     said = "worker 0 has DMLC_NUM_WORKER 1, but the scheduler has 2"
     assert said in last_line(nodes.log("worker0"))
@@ -154,8 +154,8 @@ def test_strangers_are_shut_out_and_the_nodes_meet(cluster):
                 stranger.sendall(_sealed(session, text))
                 assert lines.read() == b"", text
     idle = [_stranger(nodes, b'{"nonce": ') for _ in range(1000)]
-    nodes.start_worker(0, "push_pull")
-    nodes.results()
+    nodes.start_script(0, "exchange()")
+    nodes.wait_for_end()
     for stranger in idle:
         stranger.close()
     assert "Traceback" not in nodes.log("scheduler")
@@ -182,12 +182,12 @@ def test_a_stock_mxnet_server_is_not_let_in_and_the_scheduler_says_so(cluster):
     nodes = cluster(1, 1)
     nodes.start("scheduler", service("scheduler"))
     nodes.start("server0", STOCK_SERVER, DMLC_ROLE="server")
-    nodes.start_worker(0, "push_pull")
+    nodes.start_script(0, "exchange()")
     nodes.wait_for_line("scheduler", "a node at 127.0.0.1 runs MXNet's own parameter server")
     nodes.processes["server0"].kill()
     nodes.processes["server0"].wait()
     nodes.start("server0", service("server"))
-    nodes.results()
+    nodes.wait_for_end()
     assert nodes.log("scheduler").count("MXNet's own") == 1
 
 
@@ -199,15 +199,15 @@ def test_the_scheduler_listens_only_where_it_was_told_to(cluster):
         socket.create_connection(("127.0.0.1", _port(nodes)))
     with pytest.raises(OSError):
         socket.create_connection(("::1", _port(nodes)))
-    nodes.start_worker(0, "push_pull")
-    nodes.results()
+    nodes.start_script(0, "exchange()")
+    nodes.wait_for_end()
 
 
 def test_the_scheduler_may_be_named_by_its_host(cluster):
     nodes = cluster(1, 1, DMLC_PS_ROOT_URI="localhost")
     nodes.start_roles()
-    nodes.start_worker(0, "push_pull")
-    nodes.results()
+    nodes.start_script(0, "exchange()")
+    nodes.wait_for_end()
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])

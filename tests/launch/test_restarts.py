@@ -8,12 +8,13 @@ import pytest
 from gluon_gc.launch.launcher import service
 from gluon_gc.launch.leaving import ALONE
 from tests.mxnet.cluster.cluster import last_line, launch
+from tests.mxnet.cluster.jobs import forever
 
 
 def test_a_node_that_comes_back_waits_for_the_next_scheduler_and_disturbs_no_other(cluster):
     nodes = cluster(1, 1)
     nodes.start_roles()
-    nodes.start_worker(0, "forever", {"folder": str(nodes.folder)})
+    nodes.start_worker(0, forever, {"folder": str(nodes.folder)})
     nodes.wait_for(nodes.folder / "running0")
     back = {"GLUON_GC_RESTARTS": 1, "GLUON_GC_CONNECT_TIMEOUT": 2}
     nodes.start("back", service("server"), **back)
@@ -26,7 +27,7 @@ def test_a_node_that_comes_back_waits_for_the_next_scheduler_and_disturbs_no_oth
     nodes.environment.update(DMLC_NUM_SERVER="2", GLUON_GC_RESTARTS="1")
     nodes.start("scheduler", service("scheduler"))
     nodes.start("server1", service("server"))
-    nodes.start_worker(0, "push_pull")
+    nodes.start_script(0, "exchange()")
     for name in ("waiting", "server1", "worker0", "scheduler"):
         assert nodes.wait(name) == 0, nodes.log(name)
 
@@ -34,7 +35,7 @@ def test_a_node_that_comes_back_waits_for_the_next_scheduler_and_disturbs_no_oth
 def test_who_does_not_come_back_is_named_to_those_who_do(cluster):
     nodes = cluster(2, 1, GLUON_GC_RESTARTS=1, GLUON_GC_CONNECT_TIMEOUT=12)
     nodes.start_roles()
-    nodes.start_worker(0, "push_pull")
+    nodes.start_script(0, "exchange()")
     for name in ("scheduler", "server0", "worker0"):
         assert nodes.wait(name) == ALONE
         assert "worker 1 did not come back within 12 s" in last_line(nodes.log(name))
@@ -43,14 +44,14 @@ def test_who_does_not_come_back_is_named_to_those_who_do(cluster):
 def test_a_scheduler_that_ends_and_restarts_is_met_again_by_those_who_waited(cluster):
     nodes = cluster(2, 1, GLUON_GC_RESTARTS=0, BYTEPS_LOG_LEVEL="INFO")
     nodes.start_roles()
-    nodes.start_worker(0, "push_pull")
+    nodes.start_script(0, "exchange()")
     for name in ("worker 0", "server 0"):
         nodes.wait_for_line("scheduler", f"{name} has come")
     nodes.processes["scheduler"].send_signal(signal.SIGKILL)
     nodes.wait("scheduler")
     nodes.start("scheduler", service("scheduler"), GLUON_GC_RESTARTS=1)
-    nodes.start_worker(1, "push_pull")
-    nodes.results()
+    nodes.start_script(1, "exchange()")
+    nodes.wait_for_end()
 
 
 def test_a_scheduler_that_restarts_does_not_stay_for_those_who_come_late(cluster):

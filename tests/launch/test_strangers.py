@@ -60,6 +60,6 @@ def test_no_line_of_a_stranger_ends_the_scheduler(cluster):
                 stranger.sendall(line)
                 stranger.shutdown(socket.SHUT_WR)
                 assert b"local_size" not in stranger.recv(1000)
-    nodes.start_worker(0, "push_pull")
-    nodes.results()
+    nodes.start_script(0, "exchange()")
+    nodes.wait_for_end()
     assert "Traceback" not in nodes.log("scheduler")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import gluon_gc as bps
 from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
 from tests.mxnet.algorithms.adam_replay import corrected, onebit_replay
 from tests.mxnet.algorithms.test_algorithms import (
@@ -16,27 +17,34 @@ from tests.mxnet.algorithms.test_algorithms import (
     mean_of,
     on_some_engines,
     start_cluster,
+    trained,
 )
-from tests.mxnet.cluster.jobs import gradients_of
-from tests.mxnet.cluster.standing import run
+from tests.mxnet.cluster.jobs import backward, gradients_of, parameters
+from tests.mxnet.cluster.standing import on_workers
 
 ADAM = {"learning_rate": 0.01, "wd": 0.1, "beta2": 0.99}
 FREEZE = {"name": "onebit_adam", "freeze_step": 6}
 STEPS = 14
-
-
-def ways(folder):
-    """Arguments of `jobs.algorithms`: each compression, resumed before, at and after the freeze."""
-    common = {"shapes": SHAPES, "steps": STEPS, "folder": folder, "optimizer": "adam"}
-    common.update(optimizer_params=ADAM)
-    settings = [
-        *zip(COMPRESSIONS, (4, 6, 9), (1, 1, 1), 3 * (FREEZE,)),
-        *zip(COMPRESSIONS, (3, 5, 11), (1, 1, 1), 3 * (ZERO_ONE,)),  # 11: between two averages
-        (ONEBIT, 7, 2, FREEZE),
-        (ONEBIT, 11, 2, ZERO_ONE),
-    ]
-    names = ("compression_params", "middle", "contexts", "algorithm")
-    return [{**common, **dict(zip(names, values))} for values in settings]
+# Each compression, resumed before, at and after the freeze, and between two averages.
+SETTINGS = [
+    *zip(COMPRESSIONS, (4, 6, 9), (1, 1, 1), 3 * (FREEZE,)),
+    *zip(COMPRESSIONS, (3, 5, 11), (1, 1, 1), 3 * (ZERO_ONE,)),
+    (ONEBIT, 7, 2, FREEZE),
+    (ONEBIT, 11, 2, ZERO_ONE),
+]
+WAYS = [
+    {
+        "shapes": SHAPES,
+        "steps": STEPS,
+        "optimizer": "adam",
+        "optimizer_params": ADAM,
+        "compression_params": compression_params,
+        "middle": middle,
+        "contexts": contexts,
+        "algorithm": algorithm,
+    }
+    for compression_params, middle, contexts, algorithm in SETTINGS
+]
 
 
 def replayed(way, workers, local_size, chunk=WHOLE):
@@ -47,7 +55,7 @@ def replayed(way, workers, local_size, chunk=WHOLE):
     def mean(kind, name, vectors):
         return (plain if kind == "gradient" else compressed)(kind, name, vectors)
 
-    if way["algorithm"] is FREEZE:
+    if way["algorithm"] == FREEZE:
         expected = onebit_replay(first_values(), 6, mean, **ADAM)
     else:
         values = [first_values() for _ in range(workers)]
@@ -57,39 +65,58 @@ def replayed(way, workers, local_size, chunk=WHOLE):
         of_workers = [gradients_of(rank, step, SHAPES) for rank in range(workers)]
         factor = np.float32(way["contexts"])
         expected.step([dict(zip(expected.v, [factor * g for g in own])) for own in of_workers])
-    if way["algorithm"] is FREEZE:
+    if way["algorithm"] == FREEZE:
         return [(expected.x, expected.m)] * workers
     return list(zip(expected.workers, expected.m))
 
 
+@pytest.mark.parametrize("way", WAYS)
 @on_some_engines
 def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(
-    tmp_path, start, local_size, chunk
+    tmp_path, start, local_size, chunk, way
 ):
-    arguments = ways(str(tmp_path))
-    results = start("algorithms", arguments)
-    for number, way in enumerate(arguments):
-        expected = replayed(way, len(results), local_size, chunk)
-        for result, (x, m) in zip(results, expected):
-            assert_weights(result, number, way["contexts"], x)
-            for i in range(len(SHAPES)):
-                np.testing.assert_array_equal(result[f"{number}m{i}"], m[f"p{i}"])
+    results = start(trained, {**way, "file": str(tmp_path / "states")})
+    for result, (x, m) in zip(results, replayed(way, len(results), local_size, chunk)):
+        assert_weights(result, x)
+        for i in range(len(SHAPES)):
+            np.testing.assert_array_equal(result[2][i], m[f"p{i}"])
 
 
 def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path):
-    arguments = ways(str(tmp_path))[: 2 * len(COMPRESSIONS)]
-    results = killed_and_resumed(tmp_path, start_cluster, 2, arguments)
-    for number, way in enumerate(arguments):
-        expected = replayed(way, 2, 1)
-        for result, (x, _) in zip(results, expected):
+    ways = WAYS[: 2 * len(COMPRESSIONS)]
+    results = killed_and_resumed(tmp_path, start_cluster, 2, ways)
+    for number, way in enumerate(ways):
+        for result, (x, _) in zip(results, replayed(way, 2, 1)):
             for i in range(len(SHAPES)):
-                np.testing.assert_array_equal(result[f"{number}w{i}"], x[f"p{i}"])
+                np.testing.assert_array_equal(result[number][i], x[f"p{i}"])
+
+
+def trained_with_a_nan(bad, on_nonfinite):
+    """Return the weights; worker 1 has a NaN in step `bad`, or with "raise" there is no such step."""
+    params = parameters(SHAPES)
+    trainer = bps.DistributedTrainer(
+        params,
+        "adam",
+        {"learning_rate": 0.01},
+        compression_params=ONEBIT,
+        algorithm=FREEZE,
+        on_nonfinite=on_nonfinite,
+    )
+    for step in range(12):
+        values = gradients_of(bps.rank(), step, SHAPES)
+        if step == bad:
+            if on_nonfinite == "raise":
+                continue
+            if bps.rank() == 1:
+                values[-1].flat[0] = np.nan
+        backward(params, values)
+        trainer.step(1)
+    return [param.data().asnumpy() for param in params]
 
 
 @pytest.mark.parametrize("bad", [2, 9])
+@on_workers(2)
 def test_all_workers_skip_the_step_in_which_one_has_a_nan(bad):
-    job = {"shapes": SHAPES, "steps": 12, "algorithm": FREEZE, "compression_params": ONEBIT}
-    for result in run("nonfinite_with_adam", {**job, "bad": bad}):
-        for i in range(len(SHAPES)):
-            assert np.isfinite(result[f"skipped/{i}"]).all()
-            np.testing.assert_array_equal(result[f"skipped/{i}"], result[f"expected/{i}"])
+    for ours, expected in zip(trained_with_a_nan(bad, "skip"), trained_with_a_nan(bad, "raise")):
+        assert np.isfinite(ours).all()
+        np.testing.assert_array_equal(ours, expected)

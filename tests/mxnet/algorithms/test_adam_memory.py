@@ -5,7 +5,7 @@ import pytest
 
 from gluon_gc import checkpoint
 from tests.memory_table import ALGORITHMS, Memory, stated
-from tests.mxnet.trainer.test_trainer import backward, gradients, make
+from tests.mxnet.cluster.jobs import backward, gradients, make
 
 SHAPES = [(700, 1000), (300, 1000)]
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}

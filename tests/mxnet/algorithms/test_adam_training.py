@@ -10,7 +10,7 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 from gluon_gc import checkpoint
 from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
 from tests.mxnet.algorithms.adam_replay import corrected, onebit_replay
-from tests.mxnet.trainer.test_trainer import backward, gradients, make
+from tests.mxnet.cluster.jobs import backward, gradients, make
 from tests.replay import mean_of_one
 
 SHAPES = [(40, 3), (7,)]

@@ -13,7 +13,7 @@ import gluon_gc as bps
 from gluon_gc import checkpoint
 from gluon_gc.algorithms import Algorithm, Round, registry
 from tests.algorithm_replay import LocalStepsReplay
-from tests.mxnet.trainer.test_trainer import backward, gradients, make, train
+from tests.mxnet.cluster.jobs import backward, gradients, make, train
 from tests.replay import mean_of_one
 
 SHAPES = [(40, 3), (7,)]

@@ -1,17 +1,27 @@
 """Algorithms on the real backends: the weights of all workers match NumPy replays."""
 
+from pathlib import Path
+from time import sleep
+
+import mxnet as mx
 import numpy as np
 import pytest
 
+import gluon_gc as bps
 from gluon_gc import checkpoint
+from gluon_gc.algorithms import powersgd
 from gluon_gc.compression import parse
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
-from tests.mxnet.cluster.cluster import start_cluster, start_local, start_machine
-from tests.mxnet.cluster.forked_horovod import start_forked_horovod
-from tests.mxnet.cluster.jobs import gradients_of
+from tests.mxnet.cluster.cluster import (
+    start_cluster,
+    start_forked_horovod,
+    start_local,
+    start_machine,
+)
+from tests.mxnet.cluster.jobs import gradients_of, make, parameters, train_steps
 from tests.mxnet.cluster.standing import run, run_horovod, run_machine
-from tests.mxnet.trainer.test_trainer import make
+from tests.mxnet.exchange.test_two_way import CHUNK, PARTITION
 
 SHAPES = [(50, 20), (33,), (257, 3)]
 RATE = 0.125
@@ -24,39 +34,102 @@ TOPK = {"compressor": "topk", "k": 0.05, "ef": "corrected"}
 COMPRESSIONS = [None, ONEBIT, TOPK]
 WHOLE = 10**9  # elements of a chunk: no tensor is cut
 STEPS, MIDDLE = 24, 10  # three rounds: after 7, 14 and 21 steps
+OF_MACHINES = {**PARTITION, "BYTEPS_LOCAL_SIZE": 2}
 
 
-on_each_engine = pytest.mark.parametrize(
-    "start, workers, local_size",
-    [
-        (start_cluster, 2, 1),
-        (start_forked_horovod, 2, 1),
-        (start_machine, 2, 2),
-        (start_local, 1, 1),
-    ],
-    ids=["servers", "horovod", "machine", "alone"],
-)
+def way(algorithm, compression_params=None, **more):
+    """Return the settings of a training: arguments of `trained` besides the file."""
+    common = {"shapes": SHAPES, "steps": STEPS, **SGD}
+    return {**common, "algorithm": algorithm, "compression_params": compression_params, **more}
 
 
-def ways(folder):
-    """Arguments of `jobs.algorithms`: local steps with each compression, and other algorithms."""
-    compressed = [
-        {**SGD, "algorithm": SEVENTH, "compression_params": params, "middle": MIDDLE}
-        for params in COMPRESSIONS
+WAYS = {
+    "uncompressed": way(SEVENTH, middle=MIDDLE),
+    "onebit": way(SEVENTH, ONEBIT, middle=MIDDLE),
+    "topk": way(SEVENTH, TOPK, middle=MIDDLE),
+    "contexts": way(SEVENTH, ONEBIT, contexts=2, middle=MIDDLE),
+    "in full": way({**SEVENTH, **FULL}, ONEBIT, middle=MIDDLE - 1),  # a round is under way
+}
+
+
+def made(
+    shapes,
+    algorithm,
+    compression_params,
+    optimizer_params,
+    optimizer="sgd",
+    contexts=1,
+    divided=None,
+):
+    """Return parameters and their trainer. `divided` is the size from which powersgd has parts."""
+    if divided is not None:
+        powersgd._DIVIDED = divided
+    params = parameters(shapes, contexts=contexts)
+    settings = {"compression_params": compression_params, "algorithm": algorithm}
+    return params, bps.DistributedTrainer(params, optimizer, optimizer_params, **settings)
+
+
+def trained(file, steps, middle=None, **settings):
+    """Train, and resume training from a checkpoint after `middle` steps, in "FILE-RANK".
+
+    Returns the weights of both trainings on all contexts, and Adam's first moments.
+    """
+    params, trainer = made(**settings)
+    shapes, middle = settings["shapes"], steps if middle is None else middle
+    train_steps(params, trainer, range(middle), shapes)
+    file = f"{file}-{bps.rank()}"
+    trainer.save_states(file)
+    others, other = made(**settings)
+    other.load_states(file)
+    train_steps(others, other, range(middle, steps), shapes)
+    train_steps(params, trainer, range(middle, steps), shapes)
+    weights = [
+        [[array.asnumpy() for array in param.list_data()] for param in ours]
+        for ours in (params, others)
     ]
-    plain = {**SGD, "compression_params": None}
-    on_contexts = {**SGD, "algorithm": SEVENTH, "compression_params": ONEBIT, "contexts": 2}
-    adam = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "middle": MIDDLE}
-    adam.update(algorithm=SEVENTH, compression_params=ONEBIT)
-    every_way = [*compressed, {**plain, "algorithm": PLAIN}, {**plain, "algorithm": None}]
-    in_full = {**SGD, "algorithm": {**SEVENTH, **FULL}, "compression_params": ONEBIT}
-    every_way += [on_contexts, adam, {**in_full, "middle": MIDDLE - 1}]  # a round is under way
-    return [{"shapes": SHAPES, "steps": STEPS, "folder": folder, **way} for way in every_way]
+    states = trainer._updaters[0].states
+    adam = settings.get("optimizer") == "adam"
+    return (*weights, {i: m.asnumpy() for i, (m, _) in states.items()} if adam else None)
 
 
-OF_EVERY_STEP, OF_GRADIENTS, ON_CONTEXTS, ADAM, IN_FULL = range(
-    len(COMPRESSIONS), len(COMPRESSIONS) + 5
-)
+def train_until_killed(folder, ways):
+    """Save a trainer of each way midway, train one more step, and wait for the kill."""
+    for number, (_, middle, settings) in enumerate(map(divided_way, ways)):
+        params, trainer = made(**settings)
+        train_steps(params, trainer, range(middle), settings["shapes"])
+        trainer.save_states(f"{folder}/{number}-{bps.rank()}")
+        train_steps(params, trainer, [middle], settings["shapes"])
+        mx.nd.waitall()
+    Path(folder, f"saved{bps.rank()}").touch()
+    sleep(1000)
+
+
+def resume_after_kill(folder, ways):
+    """Resume from the files of `train_until_killed`; returns the final weights of each way."""
+    weights = []
+    for number, (steps, middle, settings) in enumerate(map(divided_way, ways)):
+        params, trainer = made(**settings)
+        trainer.load_states(f"{folder}/{number}-{bps.rank()}")
+        train_steps(params, trainer, range(middle, steps), settings["shapes"])
+        weights.append([param.data().asnumpy() for param in params])
+    return weights
+
+
+def divided_way(way):
+    """Return the number of steps, that of the checkpoint, and the arguments of `made`."""
+    settings = dict(way)
+    return settings.pop("steps"), settings.pop("middle"), settings
+
+
+def killed_and_resumed(folder, start, workers, ways):
+    """Return the results of new processes that go on where killed ones had saved."""
+    job = {"folder": str(folder), "ways": ways}
+    with start(folder, train_until_killed, job) as cluster:
+        for rank in range(workers):
+            cluster.wait_for(folder / f"saved{rank}")
+    (folder / "again").mkdir()
+    with start(folder / "again", resume_after_kill, job) as cluster:
+        return cluster.results()
 
 
 def replayed(compression_params, workers, local_size, contexts=1, chunk=WHOLE, **options):
@@ -115,32 +188,6 @@ def first_moments(rank, beta=0.9):
     return moments
 
 
-def check_one_worker_of_two_files(folder, way):
-    """One worker loads the files of two: it gets the sum of residuals, and rank 0's weights."""
-    files = [f"{folder}/{way}-{rank}" for rank in range(2)]
-    both = [checkpoint.read(file).arrays for file in files]
-    _, trainer = make(SHAPES, SGD["optimizer_params"], ONEBIT, algorithm=SEVENTH)
-    trainer.load_states(files[::-1], strict=False)
-    trainer.save_states(f"{folder}/one")
-    one = checkpoint.read(f"{folder}/one").arrays
-    assert {place.node for place in one} == {"worker", "aggregator", "trainer", "local"}
-    for place, array in one.items():
-        if place.node == "worker":
-            expected = both[0][place] + both[1][place]
-            np.testing.assert_allclose(array, expected, atol=1e-6, err_msg=str(place))
-        elif place in both[0]:
-            np.testing.assert_array_equal(array, both[0][place], err_msg=str(place))
-        if place.node == "trainer":
-            np.testing.assert_array_equal(both[1][place], both[0][place], err_msg=str(place))
-        elif place.node == "local":
-            assert not np.array_equal(both[1][place], both[0][place])
-
-
-CHUNK = 300  # elements
-PARTITION = {"BYTEPS_PARTITION_BYTES": 4 * CHUNK}
-OF_MACHINES = {**PARTITION, "BYTEPS_LOCAL_SIZE": 2}
-
-
 def on_machines(job, arguments):
     """Run a job on two machines with two workers each, with vectors cut into chunks."""
     return run(job, arguments, 4, 2, OF_MACHINES)
@@ -148,17 +195,15 @@ def on_machines(job, arguments):
 
 def on_nodes(job, arguments):
     """Run a job as `on_machines` does, over Horovod."""
-    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     return run_horovod(job, arguments, 4, OF_MACHINES)
 
 
-def assert_weights(result, number, contexts, expected):
+def assert_weights(result, expected):
     """Check a job's weights on all contexts, also those of the training that was resumed."""
-    for i in range(len(SHAPES)):
-        for name in ("w", "resumed"):
-            for context in range(contexts):
-                found = result[f"{number}{name}{i}/{context}"]
-                np.testing.assert_array_equal(found, expected[f"p{i}"], err_msg=name)
+    for weights in result[:2]:
+        for i, copies in enumerate(weights):
+            for copy in copies:
+                np.testing.assert_array_equal(copy, expected[f"p{i}"], err_msg=f"p{i}")
 
 
 # What differs between algorithms is above the engines, so other algorithms use these only.
@@ -167,61 +212,87 @@ on_some_engines = pytest.mark.parametrize(
     [(run, 1, WHOLE), (run_machine, 2, WHOLE), (on_nodes, 2, CHUNK)],
     ids=["servers", "machine", "nodes"],
 )
-
-
-@pytest.mark.parametrize(
+on_all_engines = pytest.mark.parametrize(
     "start, local_size",
     [(run, 1), (run_horovod, 1), (run_machine, 2), (on_machines, 2), (on_nodes, 2)],
     ids=["servers", "horovod", "machine", "machines", "nodes"],
 )
+
+
+@pytest.mark.parametrize("name", WAYS)
+@on_all_engines
 def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
-    tmp_path, start, local_size
+    tmp_path, start, local_size, name
 ):
     chunk = CHUNK if start in (on_machines, on_nodes) else WHOLE
-    if start is run_horovod:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    results = start("algorithms", ways(str(tmp_path)))
-    for number, params in [*enumerate(COMPRESSIONS), (ON_CONTEXTS, ONEBIT), (IN_FULL, ONEBIT)]:
-        contexts = 2 if number == ON_CONTEXTS else 1
-        options = FULL if number == IN_FULL else {}
-        expected = replayed(params, len(results), local_size, contexts, chunk, **options)
-        for result, worker in zip(results, expected):
-            for i in range(len(SHAPES)):
-                for context in range(contexts):
-                    name = f"{number}w{i}/{context}"
-                    np.testing.assert_array_equal(result[name], worker[f"p{i}"], err_msg=name)
-    for rank, result in enumerate(results):
-        for name in [name for name in result if "resumed" in name]:
-            expected = result[name.replace("resumed", "w")]
-            np.testing.assert_array_equal(result[name], expected, err_msg=name)
+    settings, options = WAYS[name], FULL if name == "in full" else {}
+    results = start(trained, {**settings, "file": str(tmp_path / "states")})
+    contexts = settings.get("contexts", 1)
+    params = settings["compression_params"]
+    expected = replayed(params, len(results), local_size, contexts, chunk, **options)
+    for result, worker in zip(results, expected):
+        assert_weights(result, worker)
+
+
+@on_all_engines
+def test_a_round_in_every_step_gives_the_weights_of_averaged_gradients(tmp_path, start, local_size):
+    file = str(tmp_path / "states")
+    every_step, gradients = (start(trained, {**way(a), "file": file}) for a in (PLAIN, None))
+    for (ours, *_), (expected, *_) in zip(every_step, gradients):
+        for (a, *_), (b, *_) in zip(ours, expected):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@on_all_engines
+def test_adams_moments_are_those_of_a_workers_own_gradients(tmp_path, start, local_size):
+    adam = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "middle": MIDDLE}
+    job = {**way(SEVENTH, ONEBIT, **adam), "file": str(tmp_path / "states")}
+    for rank, (weights, resumed, moments) in enumerate(start(trained, job)):
+        for (a, *_), (b, *_) in zip(weights, resumed):
+            np.testing.assert_array_equal(a, b)
         for i, moment in enumerate(first_moments(rank)):
-            gradients, own = (result[f"{n}w{i}/0"] for n in (OF_GRADIENTS, OF_EVERY_STEP))
-            np.testing.assert_allclose(own, gradients, rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(result[f"{ADAM}m{i}"], moment, rtol=1e-4, atol=1e-6)
-    if local_size == 1:
-        check_one_worker_of_two_files(str(tmp_path), COMPRESSIONS.index(ONEBIT))
+            np.testing.assert_allclose(moments[i], moment, rtol=1e-4, atol=1e-6)
 
 
-def killed_and_resumed(folder, start, workers, arguments):
-    """Return the results of new processes that go on where killed ones had saved."""
-    if start is start_forked_horovod:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    with start(folder, "killed_algorithms", arguments) as cluster:
-        for rank in range(workers):
-            cluster.wait_for(folder / f"saved{rank}")
-    (folder / "again").mkdir()
-    with start(folder / "again", "resumed_algorithms", arguments) as cluster:
-        return cluster.results()
+@pytest.mark.parametrize("start", [run, run_horovod])
+def test_one_worker_of_two_files_gets_the_sum_of_residuals_and_rank_0s_weights(tmp_path, start):
+    start(trained, {**WAYS["onebit"], "file": str(tmp_path / "states")})
+    files = [f"{tmp_path}/states-{rank}" for rank in range(2)]
+    both = [checkpoint.read(file).arrays for file in files]
+    _, trainer = make(SHAPES, SGD["optimizer_params"], ONEBIT, algorithm=SEVENTH)
+    trainer.load_states(files[::-1], strict=False)
+    trainer.save_states(str(tmp_path / "one"))
+    one = checkpoint.read(str(tmp_path / "one")).arrays
+    assert {key.node for key in one} == {"worker", "aggregator", "trainer", "local"}
+    for key, array in one.items():
+        if key.node == "worker":
+            expected = both[0][key] + both[1][key]
+            np.testing.assert_allclose(array, expected, atol=1e-6, err_msg=str(key))
+        elif key in both[0]:
+            np.testing.assert_array_equal(array, both[0][key], err_msg=str(key))
+        if key.node == "trainer":
+            np.testing.assert_array_equal(both[1][key], both[0][key], err_msg=str(key))
+        elif key.node == "local":
+            assert not np.array_equal(both[1][key], both[0][key])
 
 
-@on_each_engine
+@pytest.mark.parametrize(
+    "start, workers, local_size",
+    [
+        (start_cluster, 2, 1),
+        (start_forked_horovod, 2, 1),
+        (start_machine, 2, 2),
+        (start_local, 1, 1),
+    ],
+    ids=["servers", "horovod", "machine", "alone"],
+)
 def test_what_is_killed_between_rounds_goes_on_bit_for_bit_in_new_processes(
     tmp_path, start, workers, local_size
 ):
-    arguments = ways(str(tmp_path))[: len(COMPRESSIONS)]
-    results = killed_and_resumed(tmp_path, start, workers, arguments)
+    ways = [WAYS[name] for name in ("uncompressed", "onebit", "topk")]
+    results = killed_and_resumed(tmp_path, start, workers, ways)
     for number, params in enumerate(COMPRESSIONS):
         expected = replayed(params, workers, local_size)
         for result, worker in zip(results, expected):
             for i in range(len(SHAPES)):
-                np.testing.assert_array_equal(result[f"{number}w{i}"], worker[f"p{i}"])
+                np.testing.assert_array_equal(result[number][i], worker[f"p{i}"])

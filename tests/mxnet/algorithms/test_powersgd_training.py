@@ -12,8 +12,8 @@ from gluon_gc.algorithms import powersgd
 from gluon_gc.checkpoint import Place
 from gluon_gc.mxnet.framework import MXNet
 from tests.algorithm_replay import PowerSGDReplay
+from tests.mxnet.cluster.jobs import backward, gradients, make
 from tests.mxnet.states.test_states import write
-from tests.mxnet.trainer.test_trainer import backward, gradients, make
 
 SHAPES = [(40, 3, 3, 3), (7,), (30, 20)]
 POWERSGD = {"name": "powersgd", "rank": 2}

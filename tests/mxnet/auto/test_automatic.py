@@ -1,169 +1,129 @@
-"""The compressor "auto" on every backend: all workers make the same choice, and keep it."""
+"""The compressor "auto" in one process: errors, and loading a checkpoint."""
 
+import mxnet as mx
 import numpy as np
 import pytest
 
-from tests.mxnet.cluster.hosts import Hosts
-from tests.mxnet.cluster.namespaces import needs_namespaces
-from tests.mxnet.cluster.standing import run, run_horovod, run_local, run_machine
+import gluon_gc as bps
+from gluon_gc.auto.choice import Topology
+from gluon_gc.compression import parse
+from gluon_gc.mxnet import probe
+from gluon_gc.mxnet.automatic import saved_compressions
+from gluon_gc.mxnet.kvstore.local import Local
+from tests.mxnet.cluster.jobs import backward, gradients
 
-SHAPES = [(300, 100), (2,), (64, 300)]
-
-
-def weights(result, name):
-    return [result[f"{name}/w{i}"] for i in range(len(SHAPES))]
-
-
-def arguments(folder, accuracy, **more):
-    return {"shapes": SHAPES, "accuracy": accuracy, "folder": str(folder), **more}
+SHAPES = [(40, 5), (7,), (30, 10)]
+CHOSEN = {0: "onebit", 1: "none", 2: "topk"}
 
 
-def check(results, chosen):
-    """Check the choice: as expected, the same on all workers, and equal to a given compression.
-
-    A checkpoint keeps the choice, and a parameter's own compression takes precedence.
-    """
-    for result in results:
-        assert list(result["chosen/chosen"]) == chosen
-        assert list(result["resumed/chosen"]) == chosen
-        assert list(result["fast/chosen"]) == ["None"] * len(SHAPES)
-        assert list(result["overridden/chosen"]) == ["dithering", *chosen[1:]]
-        for name in ("given", "resumed"):
-            for a, b in zip(weights(result, "chosen"), weights(result, name)):
-                np.testing.assert_array_equal(a, b, err_msg=name)
-        for key, array in result.items():
-            np.testing.assert_array_equal(array, results[0][key], err_msg=key)
+def trainer_of(accuracy, prefix="p", chosen=None):
+    """Return a trainer with "auto" that has made the choice `chosen`, and its parameters."""
+    params = []
+    for i, shape in enumerate(SHAPES):
+        params.append(mx.gluon.Parameter(f"{prefix}{i}", shape=shape))
+        params[-1].initialize(mx.init.One())
+    compression = {"compressor": "auto", "accuracy": accuracy}
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 0.5}, compression_params=compression, kvstore="local"
+    )
+    trainer._averaging._automatic._chosen.update(chosen or {})
+    return trainer, params
 
 
-@pytest.mark.parametrize(
-    "optimizer, accuracy, large, of_a_machine",
-    [
-        ("sgd", "safe", "bytegrad", 1),
-        ("sgd", "aggressive", "topk", 2),
-        ("adam", "aggressive", "blockwise", 1),
-    ],
-)
-def test_a_choice_is_the_same_for_all_is_what_it_would_be_if_given_and_stays(
-    tmp_path, optimizer, accuracy, large, of_a_machine
-):
-    machine = {"BYTEPS_LOCAL_SIZE": of_a_machine}
-    job = arguments(tmp_path, accuracy, optimizer=optimizer)
-    results = run("automatic", job, 2, 1, machine)
-    check(results, [large, "None", large])
+def train(trainer, params, steps):
+    for step in steps:
+        backward(params, gradients(step, SHAPES))
+        trainer.step(1)
+    return [param.data().asnumpy() for param in params]
 
 
-def test_a_choice_is_alike_over_horovod(tmp_path):
-    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    check(run_horovod("automatic", arguments(tmp_path, "aggressive")), ["topk", "None", "topk"])
+def test_a_single_tensor_and_a_plain_trainers_store_need_a_compressor_by_name():
+    with pytest.raises(ValueError, match="'auto' must know all gradients"):
+        bps.byteps_declare_tensor("t", compressor="auto")
+    with pytest.raises(ValueError, match="'auto' must know all gradients"):
+        mx.kv.create("GluonGCLocal").set_gradient_compression({"compressor": "auto"})
 
 
-def test_nothing_is_chosen_where_nothing_is_sent(tmp_path):
-    job = "automatic", arguments(tmp_path, "aggressive")
-    for result in (run_local(*job), *run_machine(*job)):
-        for name in ("chosen", "resumed", "measured"):
-            assert list(result[f"{name}/chosen"]) == ["None"] * len(SHAPES)
-        for a, b in zip(weights(result, "chosen"), weights(result, "resumed")):
-            np.testing.assert_array_equal(a, b)
+@pytest.mark.parametrize("ef", ["corrected", "sparse"])
+def test_a_single_tensor_and_a_plain_trainers_store_have_no_learning_rate(ef):
+    params = {"compressor": "randomk", "k": 0.1, "ef": ef}
+    with pytest.raises(ValueError, match=f"'{ef}' needs the optimizer, whose learning rate"):
+        bps.byteps_declare_tensor("t", **params)
+    with pytest.raises(ValueError, match=f"'{ef}' needs the optimizer, whose learning rate"):
+        mx.kv.create("GluonGCLocal").set_gradient_compression(params)
 
 
-def check_local_steps(results, name, every, logs=1):
-    """Check the choice of H and of the compressor, in the way of `check`."""
-    for rank, result in enumerate(results):
-        for prefix in ("chosen", "early", "late7", "late29"):
-            assert list(result[f"{prefix}/decision"]) == [name, str(every)], prefix
-        for prefix in ("given", "early", "late7", "late29"):
-            for a, b in zip(weights(result, "chosen"), weights(result, prefix)):
-                np.testing.assert_array_equal(a, b, err_msg=prefix)
-        decision = results[0]["measured/decision"]
-        np.testing.assert_array_equal(result["measured/decision"], decision)
-        for prefix in ("chosen", "early", "measured"):
-            assert len(result[f"{prefix}/log"]) == (logs if rank == 0 else 0)
-        assert not len(result["late7/log"])
-    if logs:
-        assert int(results[0]["measured/decision"][1]) % 5 == 0
-        (said,) = results[0]["chosen/log"]
-        assert f"a local step takes 0.01 s: {name} for 49,202 elements every {every} st" in said
-    for result in results[1:]:  # workers differ between rounds
-        assert not np.array_equal(results[0]["chosen/w0"], result["chosen/w0"])
+def test_a_trainer_says_that_it_will_choose_and_then_what_it_chose():
+    trainer, params = trainer_of("aggressive", chosen=CHOSEN)
+    assert "'compressor': 'auto'" in repr(trainer) and "'accuracy': 'aggressive'" in repr(trainer)
+    train(trainer, params, range(1))
+    assert "auto" not in repr(trainer)
+    for what in ("'onebit'", "'topk'", "1 gradient of 7 elements, in 1 chunk and 1 message: uncom"):
+        assert what in repr(trainer)
 
 
-def local_steps(folder):
-    return "automatic_local_steps", {
-        "shapes": SHAPES,
-        "folder": str(folder),
-        "rate": 1e6,
-        "seconds": 0.01,
-    }
+def test_without_a_network_it_trains_as_without_compression():
+    auto = train(*trainer_of("aggressive"), range(3))
+    exact = train(*trainer_of("exact"), range(3))
+    for a, b in zip(auto, exact):
+        np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("of_a_machine, every", [(1, 15), (2, 10)])
-def test_the_interval_of_local_steps_is_chosen_by_all_and_stays(tmp_path, of_a_machine, every):
-    results = run(*local_steps(tmp_path), 2, 1, {"BYTEPS_LOCAL_SIZE": of_a_machine})
-    check_local_steps(results, "onebit", every)
+@pytest.mark.parametrize("prefix", ["p", "q"], ids=["same names", "other names"])
+def test_a_checkpoint_brings_back_what_was_chosen(tmp_path, prefix):
+    file = str(tmp_path / "states")
+    trainer, params = trainer_of("aggressive", chosen=CHOSEN)
+    halfway = train(trainer, params, range(2))
+    trainer.save_states(file)
+    expected = train(trainer, params, range(2, 4))
+    again, params = trainer_of("aggressive", prefix)
+    for param, value in zip(params, halfway):
+        param.set_data(mx.nd.array(value))
+    again.load_states(file)
+    assert again._averaging._automatic._chosen == CHOSEN
+    for a, b in zip(train(again, params, range(2, 4)), expected):
+        np.testing.assert_array_equal(a, b)
 
 
-def test_the_interval_of_local_steps_is_chosen_over_horovod(tmp_path):
-    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    check_local_steps(run_horovod(*local_steps(tmp_path)), "onebit", 10)
+def test_choices_for_other_names_come_back_in_the_order_of_the_network():
+    common = {"shape": [5], "dtype": "float32"}
+    there = [
+        {**common, "name": "p8", "position": 0, "compression": "topk"},
+        {**common, "name": "p9", "position": 1, "compression": "onebit"},
+    ]
+    here = [{**common, "name": "p10", "position": 1}, {**common, "name": "p11", "position": 0}]
+    assert saved_compressions({"parameters": there}, here) == {0: "onebit", 1: "topk"}
+    here[0]["name"], here[1]["name"] = "p9", "p10"  # one name is left, of another layer
+    here[0]["position"], here[1]["position"] = 0, 1
+    assert saved_compressions({"parameters": there}, here) == {0: "topk", 1: "onebit"}
+    here[1]["shape"] = [6]
+    assert saved_compressions({"parameters": there}, here) == {0: "onebit"}
 
 
-def test_the_interval_of_local_steps_stays_where_nothing_is_sent(tmp_path):
-    check_local_steps([run_local(*local_steps(tmp_path))], "none", 30, logs=0)
-    check_local_steps(run_machine(*local_steps(tmp_path)), "none", 30, logs=0)
+def test_a_checkpoint_that_does_not_fit_what_is_chosen_is_refused(tmp_path):
+    file = str(tmp_path / "states")
+    trainer, params = trainer_of("aggressive", chosen=CHOSEN)
+    train(trainer, params, range(1))
+    trainer.save_states(file)
+    safe, _ = trainer_of("safe")
+    with pytest.raises(ValueError, match="the compressor of parameter 0 .* onebit"):
+        safe.load_states(file)
+    begun, params = trainer_of("aggressive")
+    train(begun, params, range(1))
+    with pytest.raises(ValueError, match="the compressor of parameter 0 .* onebit"):
+        begun.load_states(file)
 
 
-def powersgd(folder):
-    return "automatic_powersgd", {"shapes": SHAPES, "folder": str(folder), "rate": 1e5}
+@pytest.mark.parametrize("names", [["bytegrad"], ["bytegrad", "onebit"]])
+def test_all_that_a_probe_exchanges_has_a_message(names, monkeypatch):
+    exchange, sent = Local(), []
+    start = exchange.start
 
+    def noted(job, *others):
+        sent.append(set(job.gradients) - {n for c in exchange.channels for n in c.tensors})
+        start(job, *others)
 
-def check_powersgd(results, decision, logs=1):
-    """Check whether gradients are compressed, in the way of `check`."""
-    for rank, result in enumerate(results):
-        for prefix in ("chosen", "early", "late"):
-            assert list(result[f"{prefix}/decision"]) == decision, prefix
-            for a, b in zip(weights(result, "chosen"), weights(result, prefix)):
-                np.testing.assert_array_equal(a, b, err_msg=prefix)
-        same = "given" if decision[0] == "fp16" else "plain"
-        for name, other in (("chosen", same), ("fast", "plain")):
-            for a, b in zip(weights(result, name), weights(result, other)):
-                np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * (other == "plain"))
-        assert list(result["fast/decision"]) == ["none", "0"]
-        for prefix in ("chosen", "early", "fast", "measured"):
-            assert len(result[f"{prefix}/log"]) == (logs if rank == 0 else 0)
-        assert not len(result["late/log"])
-        for key, array in result.items():
-            if not key.endswith("/log"):
-                np.testing.assert_array_equal(array, results[0][key], err_msg=key)
-
-
-@pytest.mark.parametrize("of_a_machine", [1, 2])
-def test_all_choose_whether_powersgd_compresses_and_keep_it(tmp_path, of_a_machine):
-    results = run(*powersgd(tmp_path), 2, 1, {"BYTEPS_LOCAL_SIZE": of_a_machine})
-    check_powersgd(results, ["fp16", "2"])
-
-
-def test_all_choose_whether_powersgd_compresses_over_horovod(tmp_path):
-    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    check_powersgd(run_horovod(*powersgd(tmp_path)), ["fp16", "2"])
-
-
-def test_powersgd_does_not_compress_where_nothing_is_sent(tmp_path):
-    check_powersgd([run_local(*powersgd(tmp_path))], ["none", "0"], logs=0)
-
-
-@needs_namespaces
-def test_a_slow_link_is_measured_to_be_slow_and_gradients_are_compressed(tmp_path):
-    job = {"shapes": [(500, 500), (10,)], "compression_params": {"compressor": "auto"}}
-    with Hosts(tmp_path, workers=2, servers=1) as hosts:
-        for host in hosts.hosts.values():
-            hosts.network.shape(host, 5e6)  # so slow that a busy processor matters little
-        hosts.start_roles()
-        for rank in range(2):
-            more = {"steps": 2, "optimizer_params": {"learning_rate": 0.1}}
-            hosts.start_worker(rank, "steps", {**job, **more})
-        first, second = hosts.results()
-        said = hosts.log("worker0")
-    assert "auto, safe: the link carries" in said and "bytegrad for 1 of 250,000 elements" in said
-    assert "none for 1 of 10 elements (p1)" in said
-    assert "auto" not in hosts.log("worker1")
-    np.testing.assert_array_equal(first["w0"], second["w0"])
+    monkeypatch.setattr(exchange, "start", noted)
+    compressors = {name: parse({"compressor": name}) for name in names}
+    probe.measured(exchange, Topology(machines=2, servers=0), compressors)
+    assert len(sent) > 20 and not set().union(*sent)

@@ -7,7 +7,7 @@ from mxnet.gluon import Parameter
 
 import gluon_gc as bps
 from gluon_gc.compression import byteps, parse, registry
-from tests.mxnet.trainer.test_trainer import backward, gradients
+from tests.mxnet.cluster.jobs import backward, gradients
 
 SHAPES = [(40, 5), (7,)]
 MOMENTUM = {"byteps_momentum_type": "nesterov", "byteps_momentum_mu": 0.9}

@@ -6,7 +6,9 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc.mxnet import kvstore
-from gluon_gc.mxnet.runtime import create_exchange
+from gluon_gc.mxnet.job import Job
+from gluon_gc.mxnet.runtime import create_exchange, default_exchange
+from tests.mxnet.cluster.standing import on_workers
 
 N = 1000
 COMPRESSIONS = pytest.mark.parametrize(
@@ -190,3 +192,85 @@ def test_barrier_and_metrics_need_init():
     for call in (bps.barrier, lambda: bps.allreduce(1.0)):
         with pytest.raises(RuntimeError, match="call bps.init\\(\\) (first|to go on)"):
             call()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
+@on_workers(2, "servers", "horovod")
+def test_two_workers_sum_in_the_tensors_dtype(dtype):
+    tensor = mx.nd.array(np.arange(6).reshape(2, 3) * (bps.rank() + 1), dtype=dtype)
+    bps.byteps_push_pull(tensor, name="sum" + dtype, is_average=False)
+    assert tensor.dtype == dtype
+    np.testing.assert_array_equal(tensor.asnumpy(), 3 * np.arange(6).reshape(2, 3))
+
+
+@on_workers(2, "servers", "horovod")
+def test_doubles_are_summed_as_doubles():
+    exact = mx.nd.array([(bps.rank() + 1) / 3.7], dtype="float64")
+    bps.byteps_push_pull(exact, name="exact", is_average=False)
+    np.testing.assert_array_equal(exact.asnumpy(), 1 / 3.7 + 2 / 3.7)
+
+
+@on_workers(2, "servers", "horovod")
+def test_only_the_name_orders_the_averages_of_a_tensor():
+    repeated = [mx.nd.ones(4) * (bps.rank() + step) for step in range(20)]
+    bps.byteps_push_pull(mx.nd.ones(4), name="mean")
+    for step, array in enumerate(repeated):
+        exchange, values = default_exchange(), mx.nd.ones(4) * (bps.rank() + step)
+        gradient = exchange.channels.gradient("byteps.mean", [values], [array])
+        exchange.start(Job({"byteps.mean": gradient}, scale=1 / bps.size()))
+    for step, array in enumerate(repeated):
+        np.testing.assert_array_equal(array.asnumpy(), np.full(4, step + 0.5))
+
+
+@on_workers(2)
+def test_a_declared_tensor_is_compressed():
+    bps.byteps_declare_tensor("signs", compressor="onebit", scaling=True)
+    signs = mx.nd.array([1, -1, 1, -1])
+    bps.byteps_push_pull(signs, name="signs")
+    np.testing.assert_array_equal(signs.asnumpy(), [1, -1, 1, -1])
+
+
+@on_workers(2)
+def test_tensors_without_a_name_are_summed_in_the_order_of_the_calls():
+    nameless = [mx.nd.ones(4 + i) * (bps.rank() + i) for i in range(2)]
+    for tensor in nameless:
+        bps.byteps_push_pull(tensor, is_average=False)
+    assert [tensor.asnumpy().tolist() for tensor in nameless] == [[1] * 4, [3] * 5]
+
+
+@on_workers(2)
+def test_a_distributed_optimizer_applies_the_average():
+    optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0))
+    weight = mx.nd.zeros(3)
+    gradient = mx.nd.ones(3) * (bps.rank() + 1)
+    optimizer.update(0, weight, gradient, optimizer.create_state(0, weight))
+    np.testing.assert_array_equal(weight.asnumpy(), np.full(3, -1.5))
+
+
+VALUES = {"int8": 100, "uint8": 200, "int32": 2**30, "int64": 2**62 + 1}
+
+
+def pulled(name, value, dtype, is_average):
+    """Push an array of `value` plus the rank and minus the rank; returns what comes back."""
+    own = np.array([value + bps.rank(), -bps.rank() if dtype != "uint8" else 0])
+    tensor = mx.nd.array(own, dtype=dtype)
+    bps.byteps_push_pull(tensor, name=name, is_average=is_average)
+    assert tensor.dtype == dtype
+    return tensor.asnumpy().tolist()
+
+
+@pytest.mark.parametrize("dtype", VALUES)
+@on_workers(2, "servers", "horovod", "machine")
+def test_averages_of_integers_are_exact_and_a_sum_that_does_not_fit_is_an_error(dtype):
+    value = VALUES[dtype]
+    # value + 0.5 and -0.5, rounded towards 0
+    assert pulled(f"{dtype} average", value, dtype, True) == [value, 0]
+    rule = f"the sum of tensor '{dtype} sum' over all workers must be in"
+    with pytest.raises(OverflowError, match=rule):
+        pulled(f"{dtype} sum", value, dtype, False)
+
+
+@on_workers(2, "servers", "horovod", "machine")
+def test_sums_of_integers_are_exact():
+    assert pulled("large", 2**61, "int64", False) == [2**62 + 1, -1]
+    assert pulled("small", 3, "uint8", False) == [7, 0]

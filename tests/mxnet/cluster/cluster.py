@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,17 +11,20 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Set, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Union
 
-import numpy as np
+import pytest
 
 from gluon_gc.launch.launcher import service
 from tests.mxnet.cluster.nursery import Forked, Nursery, die_with_parent
 from tests.processes import clean_environ, free_port
 
 BPSLAUNCH = Path(__file__).resolve().parents[3] / "bpslaunch.py"
-JOBS = Path(__file__).with_name("jobs.py")
+WORKER = Path(__file__).with_name("worker.py")
 TIMEOUT = 90  # seconds for a whole cluster
+
+Job = Callable[..., Any]
+Arguments = Optional[Mapping[str, Any]]
 
 _PREAMBLE = """
 import os, sys
@@ -102,17 +105,17 @@ class Cluster:
         node = {"DMLC_WORKER_ID": rank, **variables} if role == "worker" else variables
         self.start(f"{role}{rank}", [sys.executable, "-c", code], **node)
 
-    def start_worker(self, rank: int, job: str, arguments: Any = None, **variables: Any) -> None:
-        """Start worker `rank` with a function of jobs.py."""
-        command = [
-            sys.executable,
-            str(JOBS),
-            job,
-            str(self.result_file(rank)),
-            json.dumps(arguments),
-        ]
+    def command(self, rank: Union[int, str], job: Job, arguments: Arguments = None) -> List[str]:
+        """Return the command of a worker that runs a job (worker.py)."""
+        file = self.folder / f"job{rank}"
+        file.write_bytes(pickle.dumps((job.__module__, job.__name__, arguments or {})))
+        return [sys.executable, str(WORKER), str(file), str(self.result_file(rank))]
+
+    def start_worker(
+        self, rank: int, job: Job, arguments: Arguments = None, **variables: Any
+    ) -> None:
         worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": rank, **variables}
-        self.start(f"worker{rank}", command, **worker)
+        self.start(f"worker{rank}", self.command(rank, job, arguments), **worker)
 
     def start(self, name: str, command: List[str], **variables: Any) -> None:
         environment = {**self.environment, **{k: str(v) for k, v in variables.items()}}
@@ -136,8 +139,8 @@ class Cluster:
         for name in [n for n in self.environment if n.startswith("DMLC_")]:
             del self.environment[name]
 
-    def result_file(self, rank: int) -> Path:
-        return self.folder / f"result{rank}.npz"
+    def result_file(self, rank: Union[int, str]) -> Path:
+        return self.folder / f"result{rank}"
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
@@ -189,10 +192,13 @@ class Cluster:
             code = self.wait(name)
             assert code == 0, f"{name} ended with {code}\n{self.log(name)}"
 
-    def results(self) -> List[Dict[str, np.ndarray]]:
-        """Wait for the end of all processes, and return the workers' results by rank."""
+    def results(self) -> List[Any]:
+        """Wait for the end of all processes, and return what each worker's job returned."""
         self.wait_for_end()
-        return [dict(np.load(self.result_file(rank))) for rank in range(self.workers)]
+        return [self.result(rank) for rank in range(self.workers)]
+
+    def result(self, rank: int) -> Any:
+        return pickle.loads(self.result_file(rank).read_bytes())
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -211,13 +217,13 @@ def _states(threads: Path) -> Set[str]:
 
 def start_cluster(
     folder: Path,
-    job: str,
-    arguments: Any = None,
+    job: Job,
+    arguments: Arguments = None,
     workers: int = 2,
     servers: int = 1,
     variables: Optional[Dict[str, Any]] = None,
 ) -> Cluster:
-    """Start a function of jobs.py on every worker of a cluster with a parameter server.
+    """Start a job on every worker of a cluster with a parameter server.
 
     If BYTEPS_LOCAL_SIZE is among the variables, it is the number of workers on each machine.
     """
@@ -228,25 +234,25 @@ def start_cluster(
     cluster.start_roles()
     for rank in range(workers):
         machine, local_rank = divmod(rank, local_size)
-        place = {"DMLC_WORKER_ID": machine, "BYTEPS_LOCAL_RANK": local_rank}
-        cluster.start_worker(rank, job, arguments, **place)
+        numbers = {"DMLC_WORKER_ID": machine, "BYTEPS_LOCAL_RANK": local_rank}
+        cluster.start_worker(rank, job, arguments, **numbers)
     return cluster
 
 
 def start_machine(
     folder: Path,
-    job: str,
-    arguments: Any = None,
+    job: Job,
+    arguments: Arguments = None,
     workers: int = 2,
     variables: Optional[Dict[str, Any]] = None,
 ) -> Cluster:
-    """Start a function of jobs.py on the workers of one machine, without scheduler and servers."""
+    """Start a job on the workers of one machine, without scheduler and servers."""
     own = {"DMLC_NUM_WORKER": 1, "BYTEPS_LOCAL_SIZE": workers, **(variables or {})}
     cluster = Cluster(folder, workers, 0, **own)
     del cluster.environment["BYTEPS_FORCE_DISTRIBUTED"]
     for rank in range(workers):
-        place = {"DMLC_WORKER_ID": 0, "BYTEPS_LOCAL_RANK": rank}
-        cluster.start_worker(rank, job, arguments, **place)
+        numbers = {"DMLC_WORKER_ID": 0, "BYTEPS_LOCAL_RANK": rank}
+        cluster.start_worker(rank, job, arguments, **numbers)
     return cluster
 
 
@@ -267,30 +273,87 @@ def launch(script: str, *options: str, **variables: Any) -> List[str]:
 
 def start_horovod(
     folder: Path,
-    job: str,
-    arguments: Any = None,
+    job: Job,
+    arguments: Arguments = None,
     workers: int = 2,
     variables: Optional[Dict[str, Any]] = None,
     hosts: Optional[str] = None,
 ) -> Cluster:
-    """Start a function of jobs.py on workers that horovodrun starts."""
+    """Start a job on workers that horovodrun starts."""
+    needs_horovod()
     cluster = Cluster(folder, workers, 0, **(variables or {}))
     cluster.leave_out_dmlc()
     horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers)]
     horovodrun += ["-H", hosts] if hosts else []
-    results = str(folder / "resultRANK.npz")
-    command = [sys.executable, str(JOBS), job, results, json.dumps(arguments)]
-    cluster.start("horovodrun", [*horovodrun, *command])
+    cluster.start("horovodrun", [*horovodrun, *cluster.command("RANK", job, arguments)])
     return cluster
 
 
 def start_local(
-    folder: Path, job: str, arguments: Any = None, variables: Optional[Dict[str, Any]] = None
+    folder: Path, job: Job, arguments: Arguments = None, variables: Optional[Dict[str, Any]] = None
 ) -> Cluster:
-    """Start a function of jobs.py in one process without a cluster."""
+    """Start a job in one process without a cluster."""
     cluster = Cluster(folder, 1, 0, **(variables or {}))
     cluster.leave_out_dmlc()
     del cluster.environment["BYTEPS_FORCE_DISTRIBUTED"]
-    command = [sys.executable, str(JOBS), job, str(cluster.result_file(0)), json.dumps(arguments)]
-    cluster.start("worker0", command)
+    cluster.start("worker0", cluster.command(0, job, arguments))
+    return cluster
+
+
+def needs_horovod() -> None:
+    """Skip the current test if Horovod is not installed."""
+    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+
+
+class HorovodWorkers(Cluster):
+    """Horovod workers that are forked; their rendezvous server runs in this process.
+
+    horovodrun starts a new Python for each worker, and four workers take 11 processor seconds to
+    start. These have horovodrun's variables. `hosts` has the form of horovodrun's option -H.
+    """
+
+    def __init__(self, folder: Path, workers: int, hosts: str, **variables: Any) -> None:
+        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+        from horovod.runner.gloo_run import create_slot_env_vars
+        from horovod.runner.http.http_server import RendezvousServer
+
+        super().__init__(folder, workers, 0, **variables)
+        self.leave_out_dmlc()
+        slots = get_host_assignments(parse_hosts(hosts), workers)
+        self._rendezvous = RendezvousServer()
+        self.environment.update(
+            HOROVOD_GLOO_RENDEZVOUS_ADDR="127.0.0.1",
+            HOROVOD_GLOO_RENDEZVOUS_PORT=str(self._rendezvous.start()),
+            HOROVOD_CONTROLLER="gloo",
+            HOROVOD_CPU_OPERATIONS="gloo",
+            HOROVOD_GLOO_IFACE="lo",
+            HOROVOD_CYCLE_TIME="5",  # milliseconds; with 1, idle workers keep a core busy
+        )
+        self._rendezvous.init(slots)
+        self._slots = [create_slot_env_vars(slot) for slot in slots]
+
+    def start_worker(
+        self, rank: int, job: Job, arguments: Arguments = None, **variables: Any
+    ) -> None:
+        command = self.command(rank, job, arguments)
+        self.start(f"worker{rank}", command, **self._slots[rank], **variables)
+
+    def stop(self) -> None:
+        super().stop()
+        self._rendezvous.stop()
+
+
+def start_forked_horovod(
+    folder: Path,
+    job: Job,
+    arguments: Arguments = None,
+    workers: int = 2,
+    variables: Optional[Dict[str, Any]] = None,
+    hosts: Optional[str] = None,
+) -> Cluster:
+    """Start a job on Horovod workers, by default all on this host."""
+    needs_horovod()
+    cluster = HorovodWorkers(folder, workers, hosts or f"localhost:{workers}", **(variables or {}))
+    for rank in range(workers):
+        cluster.start_worker(rank, job, arguments)
     return cluster

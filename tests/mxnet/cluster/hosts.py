@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any, Dict, List
 
+import pytest
+
 from benchmark.network import Network
 from tests.mxnet.cluster.cluster import TIMEOUT, Cluster
+from tests.mxnet.cluster.jobs import until_told
 
 RATE = 1e9
 
 
-class Hosts(Cluster):
-    """A context manager for workers, servers and a scheduler, each on its own host.
+def namespaces() -> str:
+    """Return the list of existing network namespaces."""
+    return subprocess.run(["ip", "netns"], capture_output=True, encoding="utf-8", check=True).stdout
 
-    Parameters
-    ----------
-    folder : Path
-        The folder of logs and results.
-    workers, servers : int
-        The numbers of workers and servers.
-    variables
-        Environment variables of all processes.
-    """
+
+def _allowed() -> bool:
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        return False
+    name = f"gctest{os.getpid()}"
+    created = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    if created:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+    return created
+
+
+needs_namespaces = pytest.mark.skipif(
+    not _allowed(), reason="network namespaces need root, and ip and tc of iproute2"
+)
+
+
+class Hosts(Cluster):
+    """A context manager for workers, servers and a scheduler, each on its own host."""
 
     def __init__(self, folder: Path, workers: int, servers: int, **variables: Any) -> None:
         super().__init__(folder, workers, servers, **variables)
@@ -47,10 +63,10 @@ class Hosts(Cluster):
         super().start(name, self.network.command(self.hosts[name], command), **variables)
 
     def train(self) -> None:
-        """Start all processes; the workers run `jobs.until_told`."""
+        """Start all processes; the workers run `until_told`."""
         self.start_roles()
         for rank in range(self.workers):
-            self.start_worker(rank, "until_told", {"folder": str(self.folder)})
+            self.start_worker(rank, until_told, {"folder": str(self.folder)})
         self.wait_for_steps(1)
 
     def steps(self) -> int:

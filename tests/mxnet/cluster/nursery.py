@@ -27,7 +27,7 @@ _READ_AT_IMPORT = (
 )
 # When a key-value store is created, and at the first operator. `bps.init` sets the second one.
 _READ_LATER = ("MXNET_KVSTORE_", "MXNET_CPU_PARALLEL_RAND_COPY")
-_SCRIPTS = ("jobs.py", "service.py")  # of a worker, and of a server
+_SCRIPTS = ("worker.py", "service.py")  # of a worker, and of a server
 _MOST_BYTES = 1 << 17  # size limit of a request
 
 
@@ -162,5 +162,6 @@ def _become(about: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     for name in ("kvstore", "server", "trainer"):
         import_module(f"gluon_gc.mxnet.{name}")
+    import_module("tests.mxnet.exchange.test_two_way")  # and what most jobs' modules import
     gc.freeze()  # a child need not look at MXNet's objects, and copy their pages, when it ends
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,51 +1,85 @@
-"""Keeps one cluster running for many jobs, because most of a test's time is starting processes."""
+"""Keeps one cluster running for many jobs, because most of a test's time is starting processes.
+
+run(job, {"key": value}, workers=2)  # what the function returned, by rank
+
+@on_workers(2, "servers", "horovod")
+def test_both_get_the_sum():
+    ...  # in both workers, between bps.init() and bps.shutdown(), once on each engine
+"""
 
 from __future__ import annotations
 
-import json
+import pickle
 import tempfile
 import time
+from functools import partial, wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
-import numpy as np
+import pytest
 
-from tests.mxnet.cluster.cluster import Cluster, start_cluster, start_local, start_machine
-from tests.mxnet.cluster.forked_horovod import start_forked_horovod
+from tests.mxnet.cluster.cluster import (
+    Arguments,
+    Cluster,
+    Job,
+    start_cluster,
+    start_forked_horovod,
+    start_local,
+    start_machine,
+)
 
 _IDLE_SECONDS = 120  # workers end after this time without a job
+_OTHERS = 1  # seconds to wait for further workers to say why they failed
 
-Results = List[Dict[str, np.ndarray]]
+Variables = Optional[Mapping[str, Any]]
+Results = List[Any]
 
 
 class _Standing:
-    """A cluster whose workers run `jobs.stand`."""
+    """A cluster whose workers run jobs one after another."""
 
-    def __init__(self, start: Callable[[Path], Cluster]) -> None:
+    def __init__(self, start: Callable[..., Cluster]) -> None:
+        from tests.mxnet.cluster.worker import stand
+
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name)
-        self._cluster = start(self._path)
-        self._jobs = 0
+        jobs = self._path / "jobs"
+        jobs.mkdir()
+        self._jobs, self._number = jobs, 0
+        self._cluster = start(self._path, stand, {"patience": _IDLE_SECONDS, "folder": str(jobs)})
         self._last = time.monotonic()
 
     def is_fresh(self) -> bool:
         """Return whether its workers wait for a job and will wait long enough."""
         return time.monotonic() - self._last < _IDLE_SECONDS / 2
 
-    def run(self, job: str, arguments: Any) -> Results:
-        """Run a function of jobs.py on all workers; returns the results by rank."""
-        self._tell({"job": job, "arguments": arguments})
+    def run(self, job: Job, arguments: Arguments) -> Results:
+        """Run a job on all workers; returns what it returned, by rank."""
+        self._tell((job.__module__, job.__name__, dict(arguments or {})))
         ranks = range(self._cluster.workers)
-        files = [self._path / f"result{self._jobs - 1}-{rank}.npz" for rank in ranks]
+        files = [self._jobs / f"result{self._number - 1}-{rank}" for rank in ranks]
+        came: Dict[int, Any] = {}
 
-        def done() -> bool:
-            return all(file.exists() for file in files)
+        def collect() -> bool:
+            for rank in set(ranks) - came.keys():
+                if files[rank].exists():
+                    came[rank] = pickle.loads(files[rank].read_bytes())
+            return len(came) == len(files)
 
-        ended = self._cluster.ended
-        self._cluster.wait_until(lambda: done() or ended(), f"{job} did not end")
-        assert done(), f"{ended()} ended early{self._cluster.logs()}"
+        def problems() -> List[str]:
+            return [f"worker {rank}: {said}" for rank, (_, said) in sorted(came.items()) if said]
+
+        ended, name = self._cluster.ended, job.__name__
+        self._cluster.wait_until(lambda: collect() or problems() or ended(), f"{name} did not end")
+        if not collect() or problems():
+            deadline = time.monotonic() + _OTHERS
+            while not collect() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            said = "\n".join(problems()) or f"{ended()} ended early"
+            raise AssertionError(f"{name}: {said}{self._cluster.logs()}")
         self._last = time.monotonic()
-        return [dict(np.load(file)) for file in files]
+        return [came[rank][0] for rank in ranks]
 
     def end(self) -> None:
         """End all processes, and check that their exit codes are 0."""
@@ -60,12 +94,11 @@ class _Standing:
         self._cluster.stop()
         self._folder.cleanup()
 
-    def _tell(self, job: Optional[Dict[str, Any]]) -> None:
-        file = self._path / f"job{self._jobs}.json"
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(job))
-        part.rename(file)  # atomic, so that a reader sees a complete file
-        self._jobs += 1
+    def _tell(self, job: Any) -> None:
+        from tests.mxnet.cluster.worker import save
+
+        save(job, self._jobs / f"job{self._number}")
+        self._number += 1
 
 
 _standing: Dict[str, _Standing] = {}  # at most one, because Horovod's workers are never idle
@@ -83,11 +116,11 @@ def kill() -> None:
         _standing.popitem()[1].kill()
 
 
-def _run(start: Callable[..., Cluster], job: str, arguments: Any, **options: Any) -> Results:
+def _run(start: Callable[..., Cluster], job: Job, arguments: Arguments, **options: Any) -> Results:
     name = f"{start.__name__} {options}"
     if name not in _standing or not _standing[name].is_fresh():
         end()
-        _standing[name] = _Standing(lambda folder: start(folder, "stand", _IDLE_SECONDS, **options))
+        _standing[name] = _Standing(partial(start, **options))
     try:
         return _standing[name].run(job, arguments)
     except BaseException:
@@ -96,40 +129,59 @@ def _run(start: Callable[..., Cluster], job: str, arguments: Any, **options: Any
 
 
 def run(
-    job: str,
-    arguments: Any = None,
+    job: Job,
+    arguments: Arguments = None,
     workers: int = 2,
     servers: int = 1,
-    variables: Optional[Dict[str, Any]] = None,
+    variables: Variables = None,
 ) -> Results:
-    """Run a function of jobs.py on every worker of a cluster; returns the results by rank."""
+    """Run a function of a test module on every worker of a cluster with a parameter server."""
     options = {"workers": workers, "servers": servers, "variables": variables}
     return _run(start_cluster, job, arguments, **options)
 
 
 def run_horovod(
-    job: str,
-    arguments: Any = None,
-    workers: int = 2,
-    variables: Optional[Dict[str, Any]] = None,
+    job: Job, arguments: Arguments = None, workers: int = 2, variables: Variables = None
 ) -> Results:
-    """Run a function of jobs.py on Horovod workers; returns the results by rank."""
+    """Run a function of a test module on Horovod workers."""
     return _run(start_forked_horovod, job, arguments, workers=workers, variables=variables)
 
 
 def run_machine(
-    job: str,
-    arguments: Any = None,
-    workers: int = 2,
-    variables: Optional[Dict[str, Any]] = None,
+    job: Job, arguments: Arguments = None, workers: int = 2, variables: Variables = None
 ) -> Results:
-    """Run a function of jobs.py on the workers of one machine; returns the results by rank."""
+    """Run a function of a test module on the workers of one machine."""
     return _run(start_machine, job, arguments, workers=workers, variables=variables)
 
 
-def run_local(
-    job: str, arguments: Any = None, variables: Optional[Dict[str, Any]] = None
-) -> Dict[str, np.ndarray]:
-    """Run a function of jobs.py in one process without a cluster."""
+def run_local(job: Job, arguments: Arguments = None, variables: Variables = None) -> Any:
+    """Run a function of a test module in one process without a cluster; returns its result."""
     (result,) = _run(start_local, job, arguments, variables=variables)
     return result
+
+
+ENGINES = {"servers": run, "horovod": run_horovod, "machine": run_machine}
+on_each_engine = pytest.mark.parametrize("start", ENGINES.values(), ids=ENGINES)
+
+
+def on_workers(workers: int, *engines: str, **more: Any) -> Callable[[Job], Job]:
+    """Let the body of a test run on this number of workers of each of these engines.
+
+    By default the engine is a parameter server. The body's arguments are pytest's; they must be
+    picklable. `more` is `servers` or `variables`.
+    """
+
+    def decorate(body: Job) -> Job:
+        @wraps(body)
+        def test(engine: str = "servers", **arguments: Any) -> None:
+            ENGINES[engine](test, arguments, workers, **more)
+
+        test.body = body
+        if not engines:
+            return test
+        own = signature(body)
+        parameter = Parameter("engine", Parameter.KEYWORD_ONLY)
+        test.__signature__ = own.replace(parameters=[*own.parameters.values(), parameter])
+        return pytest.mark.parametrize("engine", engines)(test)
+
+    return decorate

@@ -1,326 +1,241 @@
-"""A cluster's features other than the two-way exchange."""
+"""Workers leave a cluster and join another: suspend, resume, shutdown and init."""
 
-import signal
-import time
+import os
+from contextlib import contextmanager
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from tests.mxnet.cluster.cluster import Cluster, start_cluster
-from tests.mxnet.cluster.jobs import gradients_of
+import gluon_gc as bps
+from gluon_gc.mxnet import tensor_states
+from gluon_gc.mxnet.runtime import default_exchange
+from tests.mxnet.cluster.cluster import Cluster
+from tests.mxnet.cluster.jobs import backward, gradients_of, parameters, ranks, train_steps
 from tests.mxnet.cluster.standing import run
 
-ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
-HELD = 0.5
+
+@contextmanager
+def two_clusters(folder, first, second, **variables):
+    """Yield two clusters, each with the given numbers of workers and servers, and their nodes."""
+    with Cluster(folder, *first, **variables) as one, Cluster(folder, *second) as other:
+        one.start_roles()
+        if second[1]:
+            other.start_roles("2")
+        yield one, other
 
 
-@pytest.mark.parametrize("params", [ONEBIT, None], ids=["onebit", "uncompressed"])
-def test_step_returns_while_the_server_stands_still(tmp_path, params):
-    cluster = Cluster(tmp_path, 1, 1)
-    try:
-        cluster.start_roles()
-        cluster.start_worker(0, "delayed", {"folder": str(tmp_path), "compression_params": params})
-        cluster.wait_for(tmp_path / "ready")
-        cluster.suspend("server0")
-        (tmp_path / "stopped").touch()
-        cluster.wait_for(tmp_path / "returned", timeout=8)
-        time.sleep(HELD)
-        assert not cluster.result_file(0).exists()
-        cluster.processes["server0"].send_signal(signal.SIGCONT)
-        (result,) = cluster.results()
-        np.testing.assert_array_equal(result["w"], np.full(1000, -1, np.float32))
-        # Only messages that were ready count as waiting.
-        known = HELD if params is ONEBIT else 0
-        assert known < result["exposed"] <= result["took"]
-    finally:
-        cluster.stop()
+def resume_in(port, **more):
+    os.environ["DMLC_PS_ROOT_PORT"] = str(port)
+    bps.resume(num_servers=more.pop("servers", 1), **more)
 
 
-@pytest.mark.parametrize("root_rank", [0, 1])
-def test_all_workers_start_from_the_parameters_of_the_root_rank(root_rank):
-    first, second = run("broadcast", {"root_rank": root_rank}, workers=2, servers=2)
-    np.testing.assert_array_equal(first["weights"], second["weights"])
-    expected = {
-        "e0": np.array([-0.0, 1e-42, np.inf, -np.inf, root_rank], np.float32),
-        "e1": np.array([[2**31 - 1 - root_rank, -5]], np.int32),
-        "e2": np.array([1 / 3 + root_rank]),
-        "e3": np.array([root_rank + 0.1], np.float16),
-    }
-    for result in (first, second):
-        for name, array in expected.items():
-            assert result[name].tobytes() == array.tobytes(), name
+def port_of(cluster):
+    return cluster.environment["DMLC_PS_ROOT_PORT"]
 
 
-@pytest.mark.parametrize("on_all", [True, False])
-@pytest.mark.parametrize(
-    "algorithm, call",
-    [(None, "allreduce_grads"), (None, "step"), ({"name": "local_steps", "every": 1}, "step")],
-)
-def test_parameters_that_change_after_the_trainer_is_made_are_broadcast(algorithm, on_all, call):
-    arguments = {"algorithm": algorithm, "on_all": on_all, "call": call}
-    first, second = run("changed", arguments, workers=2)
-    for name in ("weight0", "weight1", "bias0", "bias1"):
-        np.testing.assert_array_equal(first[name], second[name])
-        np.testing.assert_array_equal(first[name], first[name[:-1] + "0"])
-    assert on_all or (first["bias0"] == 5).all()
-    assert on_all or call == "step" or (first["weight0"] == 7).all()
-    assert (first["running_mean0"] != second["running_mean0"]).any()
+def states_after_resume(trainer):
+    """Return the states of a trainer that has made no step in the current cluster."""
+    trainer._follow_cluster()
+    trainer._averaging.prepare(trainer._optimizer, "step")
+    return states_of(trainer)
 
 
-ADAM = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.1}}
-DRIFTING = [
-    {"trainer": {"optimizer": "sgld"}},
-    {"trainer": {"compression_params": {"compressor": "onebit"}}, "changes": "w"},
-    {"trainer": {**ADAM, "algorithm": {"name": "onebit_adam", "freeze_step": 3}}, "changes": "w"},
-    {"trainer": {"algorithm": "powersgd"}, "changes": "w"},
-]
-EQUAL = [
-    {"trainer": {}, "by_hand": True},
-    {"trainer": {}, "changes": "frozen"},
-    {"trainer": {}, "changes": "mean"},
-    {"trainer": {"optimizer": "sgld", "algorithm": {"name": "local_steps", "every": 9}}},
-    {"trainer": {**ADAM, "algorithm": {"name": "onebit_adam", "freeze_step": 3}}},
-    {"trainer": {"algorithm": "powersgd"}},
-]
+def states_of(trainer):
+    """Return this worker's residuals and momenta by tensor and kind."""
+    arrays = tensor_states.state(default_exchange(), trainer._averaging.names())
+    return {(key.tensor, key.what): array for key, array in arrays if key.node == "worker"}
 
 
-def test_weights_that_differ_between_workers_are_an_error_on_all_workers_in_the_same_step():
-    results = run("drifting", [*DRIFTING, *EQUAL])
-    for number in range(len(DRIFTING)):
-        for result in results:
-            said = str(result[f"said{number}"])
-            assert (
-                "the weights of w differ between worker 0 and worker 1 before the update of step 9"
-                in said
-            )
-            assert result[f"last{number}"] == 17
-    for number in range(len(DRIFTING), len(DRIFTING) + len(EQUAL)):
-        assert [str(result[f"said{number}"]) for result in results] == ["", ""], number
+SHAPES = [(300, 7), (33,)]
+ONEBIT = {"compressor": "onebit", "ef": "corrected", "momentum": "nesterov"}
 
 
-def test_push_pull_sums_and_averages_every_dtype():
-    for result in run("push_pull", workers=2, servers=2):
-        for dtype in ("float32", "float64", "float16", "int32"):
-            assert result[dtype].dtype == dtype
-            np.testing.assert_array_equal(result[dtype], 3 * np.arange(6).reshape(2, 3))
-        np.testing.assert_array_equal(result["exact"], 1 / 3.7 + 2 / 3.7)
-        np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
-        np.testing.assert_array_equal(result["signs"], [1, -1, 1, -1])
-        np.testing.assert_array_equal(result["nameless"], [1] * 4 + [3] * 5)
-        np.testing.assert_array_equal(result["optimized"], np.full(3, -1.5))
+def resumed(port, folder):
+    """Train in a cluster, then in another one, then load the state into worker 0 alone.
 
+    Returns this worker's state at the end of the second cluster, and worker 0's state alone.
+    """
 
-def test_fp16_and_uncompressed_gradients_are_the_average():
-    shapes = [(50, 20), (33,), (1,), (700,)]
-    for fp16, tolerance in ((False, 1e-6), (True, 2e-3)):
-        results = run(
-            "steps",
-            {
-                "shapes": shapes,
-                "steps": 3,
-                "compression_params": {"fp16": fp16},
-                "batch_size": 4,
-                "optimizer_params": {"learning_rate": 0.1},
-            },
-            workers=2,
-            servers=2,
-            variables={"BYTEPS_PARTITION_BYTES": 1024},
+    def made(kvstore=None):
+        optimizer = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+        params = parameters(SHAPES)
+        return params, bps.DistributedTrainer(
+            params, "sgd", optimizer, compression_params=ONEBIT, kvstore=kvstore
         )
-        for i in range(len(shapes)):
-            expected = sum(gradients_of(rank, 2, shapes)[i] for rank in range(2)) / 8
-            for result in results:
-                np.testing.assert_allclose(
-                    result[f"g{i}_2"], expected, rtol=tolerance, atol=tolerance
-                )
 
-
-def test_small_and_excluded_tensors_travel_uncompressed_under_the_same_momentum():
-    shapes = [(100,), (10,), (100,)]
-    results = run(
-        "steps",
-        {
-            "shapes": shapes,
-            "steps": 4,
-            "compression_params": {**ONEBIT, "momentum": "nesterov"},
-            "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9},
-            "overrides": {"2": None},
-        },
-        workers=2,
-        servers=1,
-        variables={"BYTEPS_MIN_COMPRESS_BYTES": 100},
-    )
-    for i in (1, 2):
-        m = 0
-        for step in range(4):
-            g = sum(gradients_of(rank, step, shapes)[i] for rank in range(2)) / 2
-            m = np.float32(0.9) * m + g
-            for result in results:
-                np.testing.assert_allclose(
-                    result[f"g{i}_{step}"], g + np.float32(0.9) * m, rtol=1e-5, atol=1e-6
-                )
-
-
-@pytest.mark.parametrize("params", [None, ONEBIT], ids=["uncompressed", "onebit"])
-def test_a_plain_gluon_trainer_can_use_the_backend(tmp_path, params):
-    arguments = {"kvstore": "GluonGCParameterServer", "compression_params": params}
-    with start_cluster(tmp_path, "plain_trainer", arguments) as cluster:
-        results = cluster.results()
-    expected = sum(gradients_of(rank, 0, [(40,), (7,)])[0] for rank in range(2))
-    for result in results:
-        np.testing.assert_array_equal(result["g"], results[0]["g"])
-        if params is None:
-            np.testing.assert_allclose(result["g"], expected, rtol=1e-6)
-        np.testing.assert_allclose(result["w"], 1 - result["g"], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"optimizer": "adam", "algorithm": {"name": "onebit_adam", "freeze_step": 1}}],
-    ids=["sgd", "onebit_adam"],
-)
-def test_an_overflow_on_one_worker_makes_all_leave_the_step_out(tmp_path, more):
-    arguments = {"compression_params": ONEBIT, **more}
-    with start_cluster(tmp_path, "amp_overflow", arguments) as cluster:
-        results = cluster.results()
-    for result in results:
-        np.testing.assert_array_equal(result["w0"], np.ones(64))
-        np.testing.assert_allclose(result["w1"], np.zeros(64), atol=1e-4)
-        np.testing.assert_allclose(result["w2"], -np.ones(64), atol=1e-4)
-        assert [float(result[f"scale{step}"]) for step in range(3)] == [65536, 32768, 32768]
+    never, trainer_never = made()
+    train_steps(never, trainer_never, range(6), SHAPES)
+    params, trainer = made("dist_sync")
+    train_steps(params, trainer, range(3), SHAPES)
+    backward(params, gradients_of(bps.rank(), 10, SHAPES))
+    trainer.allreduce_grads(1)  # no update applies these averages
+    bps.suspend()
+    resume_in(port, num_workers=2)
+    trainer.save_states(f"{folder}/states{bps.rank()}")  # before a step has used the new cluster
+    train_steps(params, trainer, range(3, 6), SHAPES)
+    for ours, other in zip(params, never):
+        np.testing.assert_array_equal(ours.data().asnumpy(), other.data().asnumpy())
+    before, alone, rank = states_of(trainer), None, bps.rank()
+    bps.suspend()
+    if rank == 0:
+        del os.environ["BYTEPS_FORCE_DISTRIBUTED"]
+        bps.resume(num_workers=1, num_servers=1, global_rank=0)
+        bps.suspend()  # before a step has used the state
+        bps.resume(num_workers=1, num_servers=1, global_rank=0)
+        assert bps.size() == 1
+        alone = states_after_resume(trainer)
+    return before, alone
 
 
 def test_workers_go_on_in_another_cluster_and_in_one_of_another_size(tmp_path):
-    compression = {"compressor": "onebit", "ef": "corrected", "momentum": "nesterov"}
-    first, second = Cluster(tmp_path, 2, 2), Cluster(tmp_path, 2, 1)
-    port = second.environment["DMLC_PS_ROOT_PORT"]
-    try:
-        first.start_roles()
-        second.start_roles("2")
+    with two_clusters(tmp_path, (2, 2), (2, 1)) as (first, second):
+        job = {"port": port_of(second), "folder": str(tmp_path)}
         for rank in range(2):
-            arguments = {"port": port, "compression_params": compression}
-            first.start_worker(rank, "resume", arguments)
+            first.start_worker(rank, resumed, job)
         both = first.results()
-        for result in both:
-            for i in range(2):
-                np.testing.assert_array_equal(result[f"resumed{i}"], result[f"never{i}"])
-        alone = {name: a for name, a in both[0].items() if name.startswith("alone/")}
-        assert {name.rsplit("/")[-1] for name in alone} == {"residual", "momentum"}
-        for name, array in alone.items():
-            total = sum(result[name.replace("alone", "before")] for result in both)
-            np.testing.assert_array_equal(array, total)
-            assert total.any()
-        assert both[0]["size"] == 1
-        for name in second.processes:
-            assert second.wait(name) == 0
-    finally:
-        first.stop()
-        second.stop()
+        second.wait_for_end()
+    alone = both[0][1]
+    assert {what for _, what in alone} == {"residual", "momentum"}
+    for key, array in alone.items():
+        total = sum(before[key] for before, _ in both)
+        np.testing.assert_array_equal(array, total)
+        assert total.any()
+
+
+def resumed_on_one_machine(port, servers):
+    """Train on two machines, then load the state into workers 0 and 1 on one machine.
+
+    Returns each worker's residual before, and that of workers 0 and 1 afterwards.
+    """
+    params = parameters(SHAPES[:1])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", compression_params={"compressor": "onebit", "ef": "vanilla"}
+    )
+    train_steps(params, trainer, [0], SHAPES[:1])
+    (before,), after, rank = states_of(trainer).values(), None, bps.rank()
+    bps.suspend()
+    if rank < 2:
+        if not servers:
+            del os.environ["BYTEPS_FORCE_DISTRIBUTED"]
+        os.environ.update(BYTEPS_LOCAL_SIZE="2", BYTEPS_LOCAL_RANK=str(rank))
+        resume_in(port, num_workers=1, servers=servers, global_rank=0)
+        (after,) = states_after_resume(trainer).values()
+        assert bps.size() == 2
+    return before, after
 
 
 @pytest.mark.parametrize("servers", [0, 1])
 @pytest.mark.parametrize("workers", [2, 4])
 def test_the_workers_of_a_machine_get_the_residuals_of_another_once(tmp_path, workers, servers):
     local_size = workers // 2
-    first = Cluster(tmp_path, workers, 1, DMLC_NUM_WORKER=2, BYTEPS_LOCAL_SIZE=local_size)
-    second = Cluster(tmp_path, 2, servers, DMLC_NUM_WORKER=1, BYTEPS_LOCAL_SIZE=2)
-    port = second.environment["DMLC_PS_ROOT_PORT"]
-    try:
-        first.start_roles()
-        if servers:
-            second.start_roles("2")
+    machines = {"DMLC_NUM_WORKER": 2, "BYTEPS_LOCAL_SIZE": local_size}
+    with two_clusters(tmp_path, (workers, 1), (1, servers), **machines) as (first, second):
         for rank in range(workers):
             machine, local_rank = divmod(rank, local_size)
-            place = {"DMLC_WORKER_ID": machine, "BYTEPS_LOCAL_RANK": local_rank}
-            arguments = {"port": port, "servers": servers}
-            first.start_worker(rank, "resume_on_one_machine", arguments, **place)
+            numbers = {"DMLC_WORKER_ID": machine, "BYTEPS_LOCAL_RANK": local_rank}
+            job = {"port": port_of(second), "servers": servers}
+            first.start_worker(rank, resumed_on_one_machine, job, **numbers)
         results = first.results()
-        total = results[0]["before"] + results[-1]["before"]
-        assert total.any()
-        for result in results[:2]:
-            assert result["size"] == 2
-            np.testing.assert_allclose(result["after"], total, rtol=1e-6)
-    finally:
-        first.stop()
-        second.stop()
+    total = results[0][0] + results[-1][0]
+    assert total.any()
+    for _, after in results[:2]:
+        np.testing.assert_allclose(after, total, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "job, optimizer, options",
-    [
-        ("grow", "sgd", {"momentum": 0.9}),
-        ("grow", "adam", {}),
-        ("grow", "nadam", {}),
-        ("grow_by_hand", "sgd", {"momentum": 0.9}),
-        ("grow_by_hand", "nadam", {}),
-    ],
-)
+def grown(optimizer, options, port):
+    """Train alone for 3 steps, then with a new worker, which has other initial parameters.
+
+    Returns the weights after 6 steps, and the number of steps that the trainer has counted.
+    """
+    old, shapes = bps.size() == 1, [(5, 7)]
+    params = parameters(shapes, contexts=2, value=1 if old else 9)
+    options = {"lr_scheduler": mx.lr_scheduler.FactorScheduler(1, 0.9), **options}
+    trainer = bps.DistributedTrainer(params, optimizer, options)
+    for step in range(0 if old else 3, 6):
+        if old and step == 3:
+            bps.suspend()
+            resume_in(port, num_workers=2)
+        backward(params, gradients_of(bps.rank(), step, shapes))
+        trainer.step(2)
+    return [array.asnumpy() for array in params[0].list_data()], trainer._averaging.steps
+
+
+def grown_by_hand(optimizer, options, port):
+    """As `grown`, with a DistributedOptimizer and MXNet's Updater, as Module does."""
+    old = bps.size() == 1
+    scheduler = mx.lr_scheduler.FactorScheduler(1, 0.9)
+    inner = mx.optimizer.create(optimizer, lr_scheduler=scheduler, **options)
+    update = mx.optimizer.get_updater(bps.DistributedOptimizer(inner))
+    weight = mx.nd.full((5, 7), 1 if old else 9)
+    for step in range(0 if old else 3, 6):
+        if old and step == 3:
+            bps.suspend()
+            resume_in(port, num_workers=2)
+        (gradient,) = gradients_of(bps.rank(), step, [(5, 7)])
+        update(0, mx.nd.array(gradient), weight)
+    return [weight.asnumpy()], inner.num_update
+
+
+@pytest.mark.parametrize("job", [grown, grown_by_hand])
+@pytest.mark.parametrize("optimizer, options", [("sgd", {"momentum": 0.9}), ("nadam", {})])
 def test_a_new_worker_goes_on_from_the_parameters_and_states_of_the_old_one(
     tmp_path, job, optimizer, options
 ):
-    first, second = Cluster(tmp_path, 1, 1), Cluster(tmp_path, 2, 1)
-    port = second.environment["DMLC_PS_ROOT_PORT"]
-    arguments = {"optimizer": optimizer, "options": options, "port": port}
-    try:
-        first.start_roles()
-        second.start_roles("2")
+    with two_clusters(tmp_path, (1, 1), (2, 1)) as (first, second):
+        arguments = {"optimizer": optimizer, "options": options, "port": port_of(second)}
         first.start_worker(0, job, arguments)
         second.start_worker(1, job, arguments)
         first.wait_for_end()
-        results = second.results()
-    finally:
-        first.stop()
-        second.stop()
+        second.wait_for_end()
+        results = [cluster.result(rank) for rank, cluster in enumerate([first, second])]
     scheduler = mx.lr_scheduler.FactorScheduler(1, 0.9)
     stock = mx.optimizer.create(optimizer, lr_scheduler=scheduler, **options)
     update, weight = mx.optimizer.get_updater(stock), mx.nd.ones((5, 7))
     for step in range(6):
-        ranks = range(1 if step < 3 else 2)
-        mean = sum(gradients_of(rank, step, [(5, 7)])[0] for rank in ranks) / len(ranks)
+        workers = range(1 if step < 3 else 2)
+        mean = sum(gradients_of(rank, step, [(5, 7)])[0] for rank in workers) / len(workers)
         update(0, mx.nd.array(mean), weight)
-    for result in results:
-        np.testing.assert_allclose(result["weight0"], weight.asnumpy(), rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(result["weight0"], results[0]["weight0"])
-        np.testing.assert_array_equal(result["weight0"], result["weight1"])
-        assert result["steps"] == 6
+    for copies, steps in results:
+        np.testing.assert_allclose(copies[0], weight.asnumpy(), rtol=1e-5, atol=1e-6)
+        for copy in copies:
+            np.testing.assert_array_equal(copy, results[0][0][0])
+        assert steps == 6
 
 
-def test_a_parameter_that_is_frozen_holds_up_none_that_travels_with_it():
-    exact = {"compressor": "topk", "k": 1000, "ef": "vanilla"}
-    results = run("frozen", {"compression_params": exact}, workers=2, servers=1)
-    expected = sum(gradients_of(rank, 1, [(40,), (7,)])[0] for rank in range(2)) / 2
-    for result in results:
-        np.testing.assert_allclose(result["g"], expected, rtol=1e-6, atol=1e-7)
-        np.testing.assert_array_equal(result["before"], result["after"])
+def test_servers_learn_how_many_workers_a_machine_has():
+    places = run(ranks, variables={"BYTEPS_LOCAL_SIZE": 2})
+    assert places == [(0, 0, 2), (1, 1, 2)]
 
 
-def test_servers_learn_how_many_workers_a_machine_has(tmp_path):
-    cluster = Cluster(tmp_path, 2, 1, DMLC_NUM_WORKER=1)
-    try:
-        cluster.start_roles()
-        for rank in range(2):
-            on_machine = {"BYTEPS_LOCAL_RANK": rank, "BYTEPS_LOCAL_SIZE": 2, "DMLC_WORKER_ID": 0}
-            cluster.start_worker(rank, "place", **on_machine)
-        places = [(int(r["rank"]), int(r["local_rank"])) for r in cluster.results()]
-        assert places == [(0, 0), (1, 1)]
-    finally:
-        cluster.stop()
+def sizes_of_two_clusters(port):
+    sizes = [bps.size()]
+    bps.shutdown()
+    os.environ["DMLC_PS_ROOT_PORT"] = str(port)
+    bps.init()
+    return [*sizes, bps.size()]
 
 
 def test_workers_of_a_machine_are_counted_alike_after_shutdown_and_init(tmp_path):
-    second = Cluster(tmp_path, 2, 1, DMLC_NUM_WORKER=1)
-    first = Cluster(tmp_path, 2, 1, DMLC_NUM_WORKER=1)
-    port = second.environment["DMLC_PS_ROOT_PORT"]
-    try:
-        first.start_roles()
-        second.start_roles("2")
+    machine = {"DMLC_NUM_WORKER": 1, "BYTEPS_LOCAL_SIZE": 2}
+    with two_clusters(tmp_path, (2, 1), (1, 1), **machine) as (first, second):
         for rank in range(2):
-            on_machine = {"BYTEPS_LOCAL_RANK": rank, "BYTEPS_LOCAL_SIZE": 2, "DMLC_WORKER_ID": 0}
-            first.start_worker(rank, "again", {"port": port}, **on_machine)
-        sizes = [result["sizes"].tolist() for result in first.results()]
-        assert sizes == [[2, 2], [2, 2]]
-        for name in second.processes:
-            assert second.wait(name) == 0
-    finally:
-        first.stop()
-        second.stop()
+            numbers = {"DMLC_WORKER_ID": 0, "BYTEPS_LOCAL_RANK": rank}
+            first.start_worker(rank, sizes_of_two_clusters, {"port": port_of(second)}, **numbers)
+        assert first.results() == [[2, 2], [2, 2]]
+        second.wait_for_end()
+
+
+def handled():
+    """Leave the cluster when an iterator ends."""
+    try:
+        next(iter(()))
+    except StopIteration:
+        bps.shutdown()
+
+
+def test_the_end_of_an_iterator_is_no_failure(cluster):
+    nodes = cluster(1, 1)
+    nodes.start_roles()
+    nodes.start_worker(0, handled)
+    nodes.results()

@@ -3,11 +3,11 @@
 import sys
 
 import gluon_gc as bps
-from tests.mxnet.cluster.cluster import JOBS, nursery, of_no_cluster
+from tests.mxnet.cluster.cluster import WORKER, nursery, of_no_cluster
 
 
 def test_init_does_not_make_later_processes_import_mxnet_again():
-    command = [sys.executable, str(JOBS), "steps"]
+    command = [sys.executable, str(WORKER), "job"]
     assert nursery().serves(command, of_no_cluster())
     bps.init()
     assert nursery().serves(command, of_no_cluster())

@@ -1,129 +1,117 @@
-"""Deep Gradient Compression on real backends, compared with a replay of the reference algorithm."""
+"""Deep Gradient Compression in a trainer of one process."""
 
+import mxnet as mx
 import numpy as np
 import pytest
 
-from tests import dgc_replay, replay
-from tests.mxnet.cluster.jobs import gradients_of
-from tests.mxnet.cluster.standing import run, run_horovod
-from tests.mxnet.exchange.test_two_way import assert_identical, of_way
+import gluon_gc as bps
+from tests.mxnet.cluster.jobs import backward, gradients, make, train
 
-SHAPES = [(60, 70), (33,), (257, 3)]
+SHAPES = [(40, 50), (7,), (3, 100)]
+OPTIMIZER = {"learning_rate": 0.125, "momentum": 0.875, "wd": 0.0625}
+ALL = {"compressor": "dgc", "k": 10**9, "momentum_masking": False}
 STEPS = 20
-EPOCHS = [step // 4 for step in range(STEPS)]
-WARM_UP = {"warmup_epochs": 2, "warmup_coeff": [0.25, 0.06]}
-SHARES = [0.25, 0.06, 0.01, 0.01, 0.01]
-SEED = 7
-PARTITION = {"BYTEPS_PARTITION_BYTES": 12000}
-CHUNK = 3000
 
 
-def arguments(dtype="float32", **params):
-    return {
-        "shapes": SHAPES,
-        "steps": STEPS,
-        "epochs": EPOCHS,
-        "dtype": dtype,
-        "batch_size": 4,
-        "compression_params": {"compressor": "dgc", "k": 0.01, "seed": SEED, **WARM_UP, **params},
-        "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9},
-    }
+def sparse(**more):
+    return {"compressor": "dgc", "k": 0.01, "seed": 7, **more}
 
 
-EVERY_WAY = [
-    arguments(),
-    arguments(momentum="nesterov"),
-    arguments(momentum="nesterov", momentum_masking=False, strided_sample=False),
-    arguments(resample=False, gradient_clipping=0.5),
-    arguments(fp16_values=True, int32_indices=True, sample_ratio=0.5),
-    arguments("float64"),
-    arguments("float16"),
-]
+def moved(trainer, name="p0"):
+    """Return the share of a parameter's bytes that a step sends."""
+    stats = trainer.compression_stats()["tensors"][name]
+    return stats["pushed_bytes"] / stats["raw_bytes"]
 
 
-def worker(options, work, rank, index, n):
-    """Return the replay of a worker's compressor for a chunk of n elements of a parameter."""
-    params = options["compression_params"]
-    start = replay.own_start(params["seed"], index, rank)  # each node has its own part
-    names = {"strided_sample": "strided", "resample": "resample"}
-    return dgc_replay.Replay(
-        n,
-        work,
-        mu=0.9,
-        start=start,
-        nesterov="momentum" in params,
-        momentum_masking=params.get("momentum_masking", True),
-        half_values=params.get("fp16_values", False),
-        max_norm=params.get("gradient_clipping", 0.0),
-        **{own: params[name] for name, own in names.items() if name in params},
-    )
+def test_if_everything_is_sent_it_is_sgd_with_momentum_and_weight_decay():
+    params, trainer = make(SHAPES, OPTIMIZER, ALL)
+    ours = train(params, trainer, SHAPES, STEPS, batch_size=1)
+    sgd = mx.optimizer.SGD(**OPTIMIZER)
+    weights = [mx.nd.ones(shape) for shape in SHAPES]
+    states = [sgd.create_state(i, weight) for i, weight in enumerate(weights)]
+    for step in range(STEPS):
+        for i, gradient in enumerate(gradients(step, SHAPES)):
+            sgd.update(i, weights[i], mx.nd.array(gradient), states[i])
+    for a, b in zip(ours, weights):
+        np.testing.assert_allclose(a, b.asnumpy(), rtol=0, atol=1e-5)
 
 
-def dense(options, averages):
-    """Return the gradients of a dense vector: momentum after the exchange."""
-    m = 0
-    for g in averages:
-        m = g.dtype.type(0.9) * m + g
-        yield g + g.dtype.type(0.9) * m if "momentum" in options["compression_params"] else m
+def test_vectors_are_not_compressed():
+    params, trainer = make(SHAPES, OPTIMIZER, sparse())
+    train(params, trainer, SHAPES, 1)
+    assert moved(trainer, "p1") == 1
+    assert moved(trainer, "p0") < 0.03
 
 
-def check(results, options):
-    """Compare the gradients after every step with the replay."""
-    assert_identical(results)
-    dtype = np.dtype(options["dtype"])
-    work = np.float64 if dtype == np.float64 else np.float32
-    # Rounding differs if workers are summed in another order, even when magnitudes are equal.
-    tolerance = {2: 2e-3, 4: 1e-6, 8: 1e-14}[dtype.itemsize]
-    order = np.argsort([int(result["row"]) for result in results])
-    for i, shape in enumerate(SHAPES):
-        given = [
-            [
-                gradients_of(rank, step, SHAPES, dtype)[i].ravel().astype(work)
-                * work(1 / (options["batch_size"] * len(results)))
-                for rank in range(len(results))
-            ]
-            for step in range(STEPS)
-        ]
-        if len(shape) == 1:
-            expected = list(dense(options, [sum(gradients) for gradients in given]))
-            rounding = 2e-3 if dtype == np.float16 else 1e-6
-        else:
-            expected = list(gathered(options, given, order, work, i))
-            rounding = tolerance
-        for step in range(STEPS):
-            np.testing.assert_allclose(
-                results[0][f"g{i}_{step}"].ravel(), expected[step], rtol=rounding, atol=rounding
-            )
+def test_the_warm_up_follows_the_epoch_that_the_trainer_is_told():
+    params, trainer = make(SHAPES, OPTIMIZER, sparse(warmup_epochs=1, warmup_coeff=[0.2]))
+    trainer.set_epoch(0)
+    train(params, trainer, SHAPES, 1)
+    assert 0.2 < moved(trainer) < 0.3  # each value has an index
+    trainer.set_epoch(1)
+    train(params, trainer, SHAPES, 9)
+    assert moved(trainer) < 0.1
 
 
-def gathered(options, given, order, work, index):
-    """Return the gradient that all workers get in each step: the sum of all decoded payloads."""
-    n = given[0][0].size
-    parts = replay.chunks(n, CHUNK * 4 // np.dtype(options["dtype"]).itemsize)
-    sizes = [part.stop - part.start for part in parts]
-    workers = [[worker(options, work, rank, index, size) for size in sizes] for rank in order]
-    for epoch, gradients in zip(EPOCHS, given):
-        total = np.zeros(n, work)
-        for replays, rank in zip(workers, order):
-            for one, part in zip(replays, parts):
-                ratio = options["compression_params"].get("sample_ratio", 0.01)
-                one.options.update(dgc_replay.plan(part.stop - part.start, SHARES[epoch], ratio))
-                total[part] += one.step(gradients[rank][part])[1]
-        yield total
+def test_an_epoch_may_be_told_before_the_first_step_and_never():
+    shares = []
+    for epoch in (None, 0):
+        params, trainer = make(SHAPES, OPTIMIZER, sparse(warmup_epochs=1, warmup_coeff=[0.2]))
+        if epoch is not None:
+            trainer.set_epoch(epoch)
+        train(params, trainer, SHAPES, 1)
+        shares.append(moved(trainer))
+    assert shares[0] < 0.03 < 0.2 < shares[1]
 
 
-@pytest.mark.parametrize("workers, servers", [(2, 2), (3, 1)])
-def test_every_option_agrees_with_a_numpy_replay(workers, servers):
-    ways = EVERY_WAY if workers == 2 else EVERY_WAY[:2]
-    results = run("several_steps", ways, workers, servers, PARTITION)
-    for way, options in enumerate(ways):
-        check([of_way(result, way) for result in results], options)
+@pytest.mark.parametrize("epoch, error", [(-1, ValueError), (0.5, TypeError), (True, TypeError)])
+def test_an_epoch_is_a_whole_number(epoch, error):
+    _, trainer = make(SHAPES, OPTIMIZER, sparse())
+    with pytest.raises(error, match="epoch must be"):
+        trainer.set_epoch(epoch)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_every_option_agrees_with_a_numpy_replay_over_horovod(workers):
-    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    ways = EVERY_WAY if workers == 2 else EVERY_WAY[:2]
-    results = run_horovod("several_steps", ways, workers, PARTITION)
-    for way, options in enumerate(ways):
-        check([of_way(result, way) for result in results], options)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_raised_even_if_it_would_not_be_sent(bad):
+    params, trainer = make([(40, 50)], OPTIMIZER, sparse())
+    values = gradients(0, [(40, 50)])
+    values[0][3, 3] = bad
+    backward(params, values)
+    trainer.step(1)
+    with pytest.raises(
+        mx.MXNetError, match="the gradient of p0 has a NaN or an infinity in step 1"
+    ):
+        params[0].data().asnumpy()
+
+
+def test_a_checkpoint_is_training_that_never_stopped(tmp_path):
+    compression = sparse(momentum="nesterov", strided_sample=False)
+
+    def steps(params, trainer, numbers):
+        for step in numbers:
+            backward(params, gradients(step, SHAPES))
+            trainer.step(1)
+
+    params, trainer = make(SHAPES, OPTIMIZER, compression)
+    steps(params, trainer, range(3))
+    trainer.save_states(str(tmp_path / "states"))
+    saved = [param.data().copy() for param in params]
+    steps(params, trainer, range(3, 6))
+    resumed, trainer = make(SHAPES, OPTIMIZER, compression)
+    for param, weight in zip(resumed, saved):
+        param.set_data(weight)
+    trainer.load_states(str(tmp_path / "states"))
+    steps(resumed, trainer, range(3, 6))
+    for ours, expected in zip(resumed, params):
+        np.testing.assert_array_equal(ours.data().asnumpy(), expected.data().asnumpy())
+
+
+def test_one_parameter_alone_may_be_compressed_with_it():
+    params = [mx.gluon.Parameter(f"p{i}", shape=shape) for i, shape in enumerate(SHAPES)]
+    for param in params:
+        param.initialize()
+    params[0].compression_params = sparse()
+    trainer = bps.DistributedTrainer(params, "sgd", {"learning_rate": 0.1}, kvstore="local")
+    train(params, trainer, SHAPES, 1)
+    assert moved(trainer, "p0") < 0.03
+    assert moved(trainer, "p2") == 1

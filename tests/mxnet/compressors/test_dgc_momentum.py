@@ -6,7 +6,7 @@ import pytest
 
 import gluon_gc as bps
 from tests import dgc_replay, replay
-from tests.mxnet.trainer.test_trainer import backward, gradients
+from tests.mxnet.cluster.jobs import backward, gradients
 
 SHAPES = [(40, 50), (7,), (30, 10)]
 MU, LR = 0.875, 0.125  # exact in float32

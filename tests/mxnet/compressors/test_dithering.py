@@ -3,29 +3,23 @@
 import numpy as np
 import pytest
 
-from tests.mxnet.cluster.standing import run
-from tests.mxnet.exchange.test_two_way import arguments, assert_identical, check_replay
-from tests.mxnet.trainer.test_trainer import backward, make
+import gluon_gc as bps
+from tests.mxnet.cluster.jobs import assert_same_on_all_workers, backward, make, parameters
+from tests.mxnet.cluster.standing import on_workers
 
 
-@pytest.mark.parametrize("kind", ["dithering", "natural dithering l2"])
-def test_messages_of_several_rows_agree_with_a_numpy_replay(kind):
-    options = arguments(kind, "corrected", shapes=[(40_000,)], steps=3)
-    results = run("steps", options, workers=2, servers=1)
-    check_replay(results, options)
-    assert_identical(results)
-
-
+@on_workers(2)
 def test_workers_agree_without_a_seed():
-    options = {
-        "compression_params": {"compressor": "dithering", "k": 1},
-        "sizes": [2000],
-        "value": 0.5,
-    }
-    first, second = run("equal_gradients", options, workers=2, servers=1)
-    np.testing.assert_array_equal(first["g0"], second["g0"])
-    assert set(np.unique(first["g0"])) == {0, 1}
-    assert abs(first["g0"].mean() - 0.5) < 0.06  # five standard errors
+    (param,) = params = parameters([(2000,)])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", compression_params={"compressor": "dithering", "k": 1}
+    )
+    backward(params, [np.append(np.float32(1), np.full(1999, 0.5, np.float32))])
+    trainer.step(1)
+    gradient = param.grad().asnumpy()
+    assert_same_on_all_workers(gradient)
+    assert set(np.unique(gradient)) == {0, 1}
+    assert abs(gradient.mean() - 0.5) < 0.06  # five standard errors
 
 
 def test_stats_count_the_bytes_in_use():
@@ -40,3 +34,12 @@ def test_stats_count_the_bytes_in_use():
     assert 0 < stats["pulled_bytes"] < 0.1 * 50_000 * 3 / 8
     assert stats["bits_per_element"] == pytest.approx(8 * stats["pushed_bytes"] / 50_000)
     assert min(stats[f"{part}_seconds"] for part in ("compress", "wait", "decompress")) > 0
+
+
+def test_equal_gradients_are_exact_with_bytegrad_and_take_no_bytes_on_the_wire():
+    parameters, trainer = make([(50_000,)], {"learning_rate": 1.0}, {"compressor": "bytegrad"})
+    backward(parameters, [np.full(50_000, 0.1, np.float32)])
+    trainer.step(1)
+    np.testing.assert_array_equal(parameters[0].grad().asnumpy(), np.float32(0.1))
+    stats = trainer.compression_stats()["total"]
+    assert stats["pushed_bytes"] == stats["pulled_bytes"] == 12

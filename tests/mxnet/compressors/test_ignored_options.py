@@ -10,7 +10,7 @@ import pytest
 import gluon_gc as bps
 from gluon_gc.algorithms.local_steps import LocalSteps
 from gluon_gc.algorithms.requirements import require_fitting_compression
-from tests.mxnet.trainer.test_trainer import backward, gradients
+from tests.mxnet.cluster.jobs import backward, gradients
 
 SHAPES = [(40, 5), (7,)]
 OPTIMIZER = {"learning_rate": 0.125, "momentum": 0.875}

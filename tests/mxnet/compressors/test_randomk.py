@@ -3,8 +3,9 @@
 import mxnet as mx
 import numpy as np
 
-from tests.mxnet.cluster.standing import run
-from tests.mxnet.trainer.test_trainer import backward, make
+from tests.mxnet.cluster.jobs import assert_same_on_all_workers, backward, make
+from tests.mxnet.cluster.standing import on_workers
+from tests.mxnet.exchange.test_two_way import steps
 
 
 def test_the_seed_decides_what_is_drawn_and_without_one_every_run_draws_others():
@@ -25,21 +26,13 @@ def test_the_seed_decides_what_is_drawn_and_without_one_every_run_draws_others()
     assert len({*drawn()}) == 2
 
 
+@on_workers(2)
 def test_all_workers_draw_the_same_without_a_seed():
     params = {"compressor": "randomk", "k": 0.1, "ef": "vanilla"}
-    first, second = run(
-        "steps",
-        {
-            "shapes": [(300,), (7,)],
-            "steps": 3,
-            "compression_params": params,
-            "optimizer_params": {"learning_rate": 1.0},
-        },
-        workers=2,
-    )
+    result = steps([(300,), (7,)], 3, params, {"learning_rate": 1.0})
     for name in ("g0_0", "g0_2", "g1_1"):
-        np.testing.assert_array_equal(first[name], second[name])
-    assert np.count_nonzero(first["g0_0"]) <= 30
+        assert_same_on_all_workers(result[name])
+    assert np.count_nonzero(result["g0_0"]) <= 30
 
 
 def test_unscaled_without_feedback_it_trains_where_scaled_it_diverges():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mxnet.cluster.namespaces import needs_namespaces
+from tests.mxnet.cluster.hosts import needs_namespaces
 from tests.processes import heed_interrupts
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "benchmark"

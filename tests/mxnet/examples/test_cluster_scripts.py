@@ -17,7 +17,7 @@ from common.log import read_log
 
 from benchmark.network import Network
 from gluon_gc.compression import parse
-from tests.mxnet.cluster.namespaces import namespaces, needs_namespaces
+from tests.mxnet.cluster.hosts import namespaces, needs_namespaces
 from tests.mxnet.examples import test_examples as published
 from tests.processes import clean_environ, heed_interrupts
 

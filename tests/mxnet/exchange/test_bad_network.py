@@ -2,13 +2,13 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from tests.mxnet.cluster.cluster import last_line
-from tests.mxnet.cluster.hosts import Hosts
-from tests.mxnet.cluster.namespaces import needs_namespaces
+from tests.mxnet.cluster.hosts import Hosts, needs_namespaces
+from tests.mxnet.cluster.jobs import until_told
 from tests.mxnet.cluster.standing import run
+from tests.mxnet.exchange.test_two_way import assert_equal
 
 pytestmark = [needs_namespaces, pytest.mark.timeout(400)]
 ROUNDS = 60
@@ -17,10 +17,9 @@ DOWN_SECONDS = 10
 
 def _is_as_without_disturbance(results):
     """Check all gradients and the final weights, bit for bit."""
-    (steps,) = {int(result["steps"]) for result in results}
-    for result, undisturbed in zip(results, run("until_told", {"last": steps}, servers=2)):
-        for name, array in undisturbed.items():
-            np.testing.assert_array_equal(result[name], array, err_msg=name)
+    (steps,) = {result["steps"] for result in results}
+    for result, undisturbed in zip(results, run(until_told, {"last": steps}, servers=2)):
+        assert_equal(result, undisturbed)
 
 
 def test_a_slow_link_lost_packets_and_a_link_down_for_a_while_cost_only_time(tmp_path):

@@ -1,8 +1,6 @@
 """PyTorch over Gloo matches a NumPy replay, and MXNet over Horovod bit for bit."""
 
-import itertools
 import json
-import re
 import subprocess
 from pathlib import Path
 
@@ -10,18 +8,16 @@ import numpy as np
 import pytest
 
 from tests.compressors import COMPRESSORS, ONE_OF_EACH
-from tests.processes import clean_environ
-
-pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-
-from tests.mxnet.cluster.standing import run_horovod  # noqa: E402
-from tests.mxnet.exchange.test_two_way import (  # noqa: E402
+from tests.mxnet.cluster.standing import run_horovod
+from tests.mxnet.exchange.test_two_way import (
+    CHUNK,
+    PARTITION,
     arguments,
-    assert_identical,
     check_replay,
-    every_way,
-    of_way,
+    steps,
+    ways_of,
 )
+from tests.processes import clean_environ
 
 ROOT = Path(__file__).parents[3]
 TORCH = ROOT / ".venv-torch" / "bin" / "python"
@@ -31,53 +27,57 @@ pytestmark = [
         not TORCH.exists(), reason="make .venv-torch/.built makes PyTorch's environment"
     ),
 ]
-PARTITION = {"BYTEPS_PARTITION_BYTES": "1000"}  # a tensor then has several owners
+EVERY_WAY = ways_of(COMPRESSORS, steps=4)
+OF_FOUR = {name: arguments(name, steps=4) for name in ONE_OF_EACH}
 
 
-def run_torch(folder, ways, workers=2, **variables):
-    """Return the results of torchrun's workers by rank."""
+def run_torch(folder, ways, workers):
+    """Return the results of torchrun's workers, by way and rank."""
     (folder / "ways.json").write_text(json.dumps(ways))
-    torchrun = [
-        TORCH,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(workers),
-    ]
-    words = [ROOT / "tests" / "torch" / "replayed.py", folder / "ways.json", folder]
-    path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environ = {**clean_environ(), **path, **variables}
+    torchrun = [TORCH, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    words = [str(workers), ROOT / "tests/torch/replayed.py", folder / "ways.json", folder]
+    environ = {**clean_environ(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environ.update({name: str(value) for name, value in PARTITION.items()})
     subprocess.run([*torchrun, *words], env=environ, check=True, timeout=110)
-    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(workers)]
+    results = {way: [{} for _ in range(workers)] for way in ways}
+    for rank in range(workers):
+        for key, array in np.load(folder / f"{rank}.npz").items():
+            way, _, name = key.partition("/")
+            results[way][rank][name] = array
+    return results
 
 
-def test_every_compressor_has_the_same_bits_over_horovod_and_with_pytorch(tmp_path):
-    ways = [
-        arguments(name, ef, momentum, steps=4, learning_rates=[0.1, 0.1, 0.05, 0.05])
-        for name, ef, momentum in itertools.product(
-            ONE_OF_EACH, [None, "corrected"], [None, "nesterov"]
-        )
-    ]
-    theirs = run_horovod("several_steps", ways, 2, PARTITION)
-    ours = run_torch(tmp_path, ways, **PARTITION)
-    for of_mxnet, of_torch in zip(theirs, ours):
-        names = [name for name in of_torch if re.search(r"/g\d", name)]
-        assert len(names) == 4 * 4 * len(ways)
-        for name in names:
-            way = ways[int(name.partition("/")[0])]
-            expected = of_mxnet[name].ravel()
-            np.testing.assert_array_equal(of_torch[name], expected, err_msg=f"{name}: {way}")
+@pytest.fixture(scope="module")
+def of_torch(tmp_path_factory):
+    return run_torch(tmp_path_factory.mktemp("two"), EVERY_WAY, 2)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_pytorch_agrees_with_a_numpy_replay(workers, tmp_path):
-    ways = [{**way, "steps": 4} for name in COMPRESSORS for way in every_way(name)]
-    if workers != 2:
-        ways = [arguments(name, steps=4) for name in ONE_OF_EACH]
-    results = run_torch(tmp_path, ways, workers, BYTEPS_PARTITION_BYTES="1600")
-    for way, options in enumerate(ways):
-        of_ways = [of_way(result, way) for result in results]
-        assert_identical(of_ways)
-        size = np.dtype(options.get("dtype", "float32")).itemsize
-        check_replay(of_ways, options, chunk_elements=1600 // size)
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory):
+    return run_torch(tmp_path_factory.mktemp("four"), OF_FOUR, 4)
+
+
+def check(results, options):
+    """Compare with the replay, whose chunks have as many bytes."""
+    size = np.dtype(options.get("dtype", "float32")).itemsize
+    check_replay(results, options, chunk_elements=4 * CHUNK // size)
+
+
+@pytest.mark.parametrize("way", EVERY_WAY)
+def test_two_workers_agree_with_a_numpy_replay(of_torch, way):
+    check(of_torch[way], EVERY_WAY[way])
+
+
+@pytest.mark.parametrize("way", OF_FOUR)
+def test_four_workers_agree_with_a_numpy_replay(of_four, way):
+    check(of_four[way], OF_FOUR[way])
+
+
+@pytest.mark.parametrize("momentum", [None, "nesterov"])
+@pytest.mark.parametrize("ef", [None, "corrected"])
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_pytorch_has_the_bits_of_mxnet_over_horovod(of_torch, name, ef, momentum):
+    way = f"{name}-{ef}-{momentum}"
+    for theirs, ours in zip(run_horovod(steps, EVERY_WAY[way], 2, PARTITION), of_torch[way]):
+        for key in {key for key in ours if key.startswith("g")}:
+            np.testing.assert_array_equal(ours[key], theirs[key].ravel(), err_msg=key)

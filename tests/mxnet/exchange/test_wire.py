@@ -6,15 +6,33 @@ hundred bytes per message, acknowledgements and heartbeats, which are 1 % in thi
 
 import os
 
+import mxnet as mx
 import pytest
 
+import gluon_gc as bps
 from tests.mxnet.cluster.cluster import Cluster
+from tests.mxnet.cluster.jobs import backward, gradients_of, parameters
 from tests.mxnet.cluster.packets import PacketCounter
 
 WORKERS, SERVERS = 2, 2
 STEPS = 20
 ELEMENTS = 4_000_000
 DITHERING = {"compressor": "dithering", "k": 2}  # its messages vary in length
+
+
+def traffic(steps, **compression_params):
+    """Train on one large tensor; returns the bytes per step, pushed and pulled."""
+    params = parameters([(ELEMENTS,)])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 0.1}, compression_params=compression_params
+    )
+    gradients = gradients_of(bps.rank(), 0, [(ELEMENTS,)])
+    for _ in range(steps):
+        backward(params, gradients)
+        trainer.step(1)
+        mx.nd.waitall()
+    total = trainer.compression_stats()["total"]
+    return total["pushed_bytes"], total["pulled_bytes"]
 
 
 def counted(folder, params, steps):
@@ -31,13 +49,13 @@ def counted(folder, params, steps):
         with packets:
             cluster.start_roles()
             for rank in range(WORKERS):
-                arguments = {"shape": [ELEMENTS], "steps": steps, "compression_params": params}
-                cluster.start_worker(rank, "traffic", arguments, DMLC_NODE_HOST=to_workers)
+                job = traffic, {"steps": steps, **params}
+                cluster.start_worker(rank, *job, DMLC_NODE_HOST=to_workers)
             results = cluster.results()
     finally:
         cluster.stop()
     sent = packets.received[to_servers], packets.received[to_workers]
-    return sent, [sum(float(r[name]) for r in results) for name in ("pushed_bytes", "pulled_bytes")]
+    return sent, [sum(of_workers) for of_workers in zip(*results)]
 
 
 @pytest.mark.parametrize("params", [DITHERING, {"fp16": True}], ids=["dithering", "fp16"])

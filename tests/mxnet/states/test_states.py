@@ -15,7 +15,7 @@ import pytest
 import gluon_gc as bps
 from gluon_gc import checkpoint
 from gluon_gc.mxnet import tensor_states
-from tests.mxnet.trainer.test_trainer import backward, gradients, make, train
+from tests.mxnet.cluster.jobs import backward, gradients, make, train
 
 SHAPES = [(40, 3), (7,)]
 SGD = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}

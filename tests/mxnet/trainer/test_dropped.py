@@ -1,42 +1,60 @@
 """Trainers that are made one after the other take no more memory than a few."""
 
+import mxnet as mx
 import numpy as np
 import pytest
 
-from tests.mxnet.cluster.standing import run, run_horovod, run_machine
+import gluon_gc as bps
+from gluon_gc.mxnet.runtime import default_exchange
+from tests.mxnet.cluster.jobs import give, gradients_of
+from tests.mxnet.cluster.standing import on_workers
 
 ONEBIT = {"compressor": "onebit", "ef": "vanilla"}
-WAYS = [
-    {"compression_params": ONEBIT},
-    {"compression_params": {**ONEBIT, "exchange": "gather", "compressor": "dithering", "k": 4}},
-    {},
-    {"stype": "row_sparse"},
-    {"compression_params": ONEBIT, "algorithm": {"name": "local_steps", "every": 2}},
-]
+WAYS = {
+    "onebit": {"compression_params": ONEBIT},
+    "gather": {"compression_params": {"compressor": "dithering", "k": 4, "exchange": "gather"}},
+    "uncompressed": {},
+}
+ON_SERVERS = {
+    "row_sparse": {"stype": "row_sparse"},
+    "algorithm": {"compression_params": ONEBIT, "algorithm": {"name": "local_steps", "every": 2}},
+}
 
 
-@pytest.mark.parametrize("start", [run, run_horovod, run_machine])
-def test_tensors_of_dropped_trainers_are_withdrawn_and_their_keys_are_used_again(start):
-    ways = WAYS if start is run else WAYS[:3]
-    results = start("dropped", ways)
-    turns = 6
-    for result in results:
-        for number in range(len(ways)):
-            for turn in range(turns):
-                first, now = (result[f"{number}/{t}/w"] for t in (0, turn))
-                np.testing.assert_array_equal(first, now, err_msg=f"{number}/{turn}")
-        tensors = result["tensors"].reshape(len(ways), turns)
-        # Worker 0 keeps the trainer of turn 1 until turn 4. Each trainer has at most two tensors,
-        # and there is one for the check.
-        assert (tensors[:, 2:5] == tensors[:, 2:3]).all() and (tensors[:, 2] > tensors[:, 5]).all()
-        assert tensors[:, 5].max() <= 3
-        keys = result["keys"].reshape(len(ways), turns)
-        assert (keys[:, 3:] == keys[:, 3:4]).all()
+def make_trainers(stype="default", **more):
+    """Check weights, declared tensors and keys of servers while each trainer replaces the last.
+
+    Worker 0 keeps the trainer of turn 1 until turn 4. Each trainer has at most two tensors, and
+    there is one for the check.
+    """
+    exchange, kept, weights, tensors, keys = default_exchange(), [], [], [], []
+    for turn in range(6):
+        param = mx.gluon.Parameter("w", shape=(40, 5), grad_stype=stype)
+        param.initialize("ones")
+        trainer = bps.DistributedTrainer([param], "sgd", {"learning_rate": 0.5}, **more)
+        for step in range(3):
+            (gradient,) = gradients_of(bps.rank(), step, [(40, 5)])
+            give(param, mx.nd.array(gradient).tostype(stype))
+            trainer.step(1)
+        weights.append(param.data().asnumpy())
+        if bps.rank() == 0:
+            kept = {1: [trainer], 4: []}.get(turn, kept)
+        tensors.append(len(exchange.channels.tensors))
+        servers = getattr(exchange, "_servers", None)
+        keys.append(sum(servers._allocator._next) if servers else 0)
+    for now in weights:
+        np.testing.assert_array_equal(now, weights[0])
+    assert tensors[2] == tensors[3] == tensors[4] > tensors[5] <= 3
+    assert keys[3] == keys[4] == keys[5]
 
 
-def test_a_broadcast_through_servers_needs_little_memory_besides_the_arrays():
-    sizes = [1, 700_001, 0, 3, 300_000, 1]  # 4 MB
-    variables = {"BYTEPS_PARTITION_BYTES": 65536}
-    for result in run("peak", {"sizes": sizes}, 2, 2, variables):
-        assert result["equal"]
-        assert result["peak"] < 1_000_000
+@pytest.mark.parametrize("way", WAYS)
+@on_workers(2, "servers", "horovod", "machine")
+def test_tensors_of_dropped_trainers_are_withdrawn_and_their_keys_are_used_again(way):
+    make_trainers(**WAYS[way])
+
+
+@pytest.mark.parametrize("way", ON_SERVERS)
+@on_workers(2)
+def test_tensors_of_every_kind_are_withdrawn(way):
+    make_trainers(**ON_SERVERS[way])

@@ -1,9 +1,12 @@
 """compression_stats()'s exposed seconds: the time from the last gradient to the last average."""
 
+import signal
 import threading
 import time
+from pathlib import Path
 
 import mxnet as mx
+import numpy as np
 import pytest
 from mxnet.gluon import Parameter
 
@@ -11,6 +14,8 @@ import gluon_gc as bps
 from gluon_gc.mxnet.kvstore import CompressingKVStore
 from gluon_gc.mxnet.kvstore.local import Local
 from gluon_gc.mxnet.operators import KEPT_SPANS
+from gluon_gc.mxnet.runtime import default_exchange
+from tests.mxnet.cluster.jobs import backward, parameters, wait_for
 
 TIMEOUT = 60
 HELD = 0.2
@@ -140,3 +145,51 @@ def test_exposed_seconds_are_the_average_of_the_latest_steps():
         assert 0 < exposed_seconds(trainer) <= sum(kept) / len(kept)
     exposed_seconds(trainer, reset=True)
     assert exposed_seconds(trainer) == 0
+
+
+def step_without_a_server(folder, compression_params):
+    """Train a step while the server is stopped; signal that step() has returned, then wait.
+
+    By that signal, all compression is done. Returns the weights, the exposed seconds, and those
+    that the step took.
+    """
+    folder = Path(folder)
+    (param,) = params = parameters([(1000,)])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 1.0}, compression_params=compression_params
+    )
+    backward(params, [np.ones(1000, np.float32)])
+    trainer.step(1)
+    mx.nd.waitall()
+    trainer.compression_stats(reset=True)
+    (folder / "ready").touch()
+    wait_for(folder / "stopped")
+    backward(params, [np.ones(1000, np.float32)])
+    started = time.monotonic()
+    trainer.step(1)
+    for channel in default_exchange().channels.of(trainer._averaging.names()):
+        if channel.codec is not None:
+            channel.codec.state()
+    (folder / "returned").touch()
+    exposed = trainer.compression_stats()["total"]["exposed_seconds"]
+    return param.data().asnumpy(), exposed, time.monotonic() - started
+
+
+@pytest.mark.parametrize("compressor", ["onebit", None])
+def test_step_returns_while_the_server_stands_still(tmp_path, cluster, compressor):
+    params = {"compressor": compressor, "ef": "vanilla", "scaling": True} if compressor else None
+    nodes = cluster(1, 1)
+    nodes.start_roles()
+    job = {"folder": str(tmp_path), "compression_params": params}
+    nodes.start_worker(0, step_without_a_server, job)
+    nodes.wait_for(tmp_path / "ready")
+    nodes.suspend("server0")
+    (tmp_path / "stopped").touch()
+    nodes.wait_for(tmp_path / "returned", timeout=8)
+    time.sleep(HELD)
+    assert not nodes.result_file(0).exists()
+    nodes.processes["server0"].send_signal(signal.SIGCONT)
+    ((weight, exposed, took),) = nodes.results()
+    np.testing.assert_array_equal(weight, np.full(1000, -1, np.float32))
+    # Only messages that were ready count as waiting.
+    assert (HELD if params else 0) < exposed <= took

@@ -3,14 +3,16 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.contrib import amp
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 import gluon_gc as bps
 from gluon_gc.mxnet import operators, push_pull, runtime, tensor_states
 from gluon_gc.mxnet.runtime import create_exchange
 from tests.compressors import COMPRESSORS
-from tests.mxnet.cluster.standing import run, run_horovod
-from tests.mxnet.trainer.test_trainer import backward, make
+from tests.mxnet.cluster.cluster import start_cluster
+from tests.mxnet.cluster.jobs import backward, make, parameters
+from tests.mxnet.cluster.standing import on_workers
 
 N = 500
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
@@ -347,29 +349,76 @@ def test_a_float16_infinity_under_amp_is_a_step_that_is_skipped(compression):
     assert np.isfinite(weights[4]).all() and (weights[4] != weights[0]).any()
 
 
-EXCHANGES = pytest.mark.parametrize("start", [run, run_horovod])
 COMPRESSED_OR_NOT = pytest.mark.parametrize(
     "params", [None, {"fp16": True}, ONEBIT], ids=["uncompressed", "float16", "onebit"]
 )
 
 
-@EXCHANGES
-@COMPRESSED_OR_NOT
-def test_all_workers_raise_what_one_of_them_has(start, params):
-    if start is run_horovod:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    arguments = {"compression_params": params, "on_nonfinite": "raise"}
-    for result in start("nonfinite", arguments, workers=2):
-        assert "the gradient of p0 has a NaN or an infinity in step 2" in str(result["raised"])
+def steps_with_a_nan(params, on_nonfinite):
+    """Train three steps with gradient 1; worker 0's gradient has a NaN in the second step."""
+    weights = parameters([(64,)])
+    trainer = bps.DistributedTrainer(
+        weights,
+        "sgd",
+        {"learning_rate": 1.0},
+        compression_params=params,
+        on_nonfinite=on_nonfinite,
+    )
+    for step in range(3):
+        values = np.ones(64, np.float32)
+        if step == 1 and bps.rank() == 0:
+            values[5] = np.nan
+        backward(weights, [values])
+        trainer.step(1)
+        yield weights[0].data().asnumpy()
 
 
 @COMPRESSED_OR_NOT
+@on_workers(2, "servers", "horovod")
+def test_all_workers_raise_what_one_of_them_has(params):
+    steps = steps_with_a_nan(params, "raise")
+    next(steps)
+    with pytest.raises(mx.MXNetError, match="gradient of p0 has a NaN or an infinity in step 2"):
+        next(steps)
+
+
+@COMPRESSED_OR_NOT
+@on_workers(2)
 def test_all_workers_skip_what_one_of_them_has(params):
-    arguments = {"compression_params": params, "on_nonfinite": "skip"}
-    for result in run("nonfinite", arguments, workers=2):
-        np.testing.assert_array_equal(result["w0"], np.zeros(64))
-        np.testing.assert_array_equal(result["w1"], result["w0"])
-        np.testing.assert_allclose(result["w2"], -np.ones(64))
+    first, second, third = steps_with_a_nan(params, "skip")
+    np.testing.assert_array_equal(first, np.zeros(64))
+    np.testing.assert_array_equal(second, first)
+    np.testing.assert_allclose(third, -np.ones(64))
+
+
+def overflowing(**more):
+    """Overflow worker 0's gradient in the first step; the weights and scales are those of all."""
+    amp.init()
+    (param,) = params = parameters([(64,)])
+    more = {"optimizer": "sgd", "compression_params": ONEBIT, **more}
+    trainer = bps.DistributedTrainer(params, optimizer_params={"learning_rate": 1.0}, **more)
+    amp.init_trainer(trainer)
+    weights, scales = [], []
+    for step in range(3):
+        with mx.autograd.record():
+            factor = float("inf") if step == 0 and bps.rank() == 0 else 1.0
+            with amp.scale_loss((param.data() * factor).sum(), trainer) as loss:
+                loss.backward()
+        trainer.step(1)
+        weights.append(param.data().asnumpy())
+        scales.append(trainer._amp_loss_scaler.loss_scale)
+    np.testing.assert_allclose(weights, np.ones(64) * [[1], [0], [-1]], atol=1e-4)
+    assert scales == [65536, 32768, 32768]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"optimizer": "adam", "algorithm": {"name": "onebit_adam", "freeze_step": 1}}],
+    ids=["sgd", "onebit_adam"],
+)
+def test_an_overflow_on_one_worker_makes_all_leave_the_step_out(tmp_path, more):
+    with start_cluster(tmp_path, overflowing, more) as cluster:  # amp.init cannot be undone
+        cluster.wait_for_end()
 
 
 def test_another_wish_is_refused():

@@ -1,181 +1,251 @@
-"""Steps that do not use all parameters, on real backends, compared with a NumPy replay.
+"""Gradients that backward has not written since the last step, in one process."""
 
-A stale gradient counts as zeros. A parameter that no worker uses keeps its weight, residual and
-momentum.
-"""
-
+import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.contrib.amp.loss_scaler import LossScaler
 
-from gluon_gc.compression import parse
-from tests import dgc_replay, replay
-from tests.mxnet.cluster.jobs import gradients_of
-from tests.mxnet.cluster.standing import run, run_horovod, run_machine
-from tests.mxnet.exchange.test_two_way import of_way
+import gluon_gc as bps
+from gluon_gc.mxnet import tensor_states
+from gluon_gc.mxnet.kvstore.horovod.message_groups import KnownGroups
+from gluon_gc.mxnet.operators import MessageAttribute
+from tests.mxnet.cluster.jobs import backward, gradients, make
 
-SHAPES = [(50, 20), (33,), (257, 3), (6, 5), (11,)]
-EXCLUDED = [3, 4]
-ALL, NONE = [0, 1, 2, 3, 4], []
-# For each step, the parameters that worker 0 uses, and those that worker 1 uses.
-USED = [(ALL, ALL), ([0, 2, 3], [2]), ([], [1, 4]), (NONE, NONE), (ALL, NONE), ([0], ALL)]
-RATES = [0.125, 0.25, 0.0625, 0.5, 0.5, 0.125]
-MU, WD = 0.9, 0.125
+SHAPES = [(30, 10), (40,), (7, 5)]
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"}
-CORRECTED = {**ONEBIT, "ef": "corrected"}
-DITHERING = {"compressor": "dithering", "k": 4, "seed": 3, "ef": "vanilla", "momentum": "nesterov"}
-DGC = {"compressor": "dgc", "k": 0.05, "seed": 7, "momentum": "nesterov"}
-WAYS = [
-    {"compression_params": ONEBIT, "bundled": 1},
-    {"compression_params": CORRECTED},
-    {"compression_params": DITHERING, "bundled": 1},
-    {"compression_params": DGC, "bundled": 1},
-    {"compression_params": None},
-    {"compression_params": ONEBIT, "trainer": {"on_nonfinite": "skip"}},
-]
+DGC = {"compressor": "dgc", "k": 0.05, "seed": 7}
+OPTIMIZER = {"learning_rate": 0.125, "momentum": 0.5}
+each_compression = pytest.mark.parametrize("compression", [None, ONEBIT, DGC])
 
 
-def arguments(used=USED, **more):
-    """Return the arguments of `jobs.stale`."""
-    more.setdefault("excluded", EXCLUDED)
-    return {"shapes": SHAPES, "used": used, "learning_rates": RATES, **more}
+def step(params, trainer, number, used, **kwargs):
+    """Train a step that uses some of the parameters."""
+    values = gradients(number, SHAPES)
+    if used:
+        backward([params[i] for i in used], [values[i] for i in used])
+    trainer.step(1, **kwargs)
 
 
-class Dgc:
-    """Replays all workers with dgc, for a parameter of n elements."""
-
-    def __init__(self, workers, n, index):
-        plan = dgc_replay.plan(n, DGC["k"], 0.01)
-        starts = [replay.own_start(DGC["seed"], index, rank) for rank in range(workers)]
-        self.workers = [dgc_replay.Replay(n, np.float32, MU, at, **plan) for at in starts]
-
-    def nodes(self, sender):
-        worker = self.workers[sender]
-        return {"worker": {"residual": worker.velocity, "momentum": worker.momentum}}
-
-    def step(self, gradients, ratio, order):
-        decoded = [worker.step(g)[1] for worker, g in zip(self.workers, gradients)]
-        return sum((decoded[rank] for rank in order[1:]), decoded[order[0]])
+def kept(trainer):
+    """Return residuals, momentum and random streams by parameter number."""
+    numbers = {tensor.name: i for (i, _), tensor in trainer._averaging.tensors.items()}
+    state = tensor_states.state(trainer._averaging.exchange, trainer._averaging.names())
+    arrays = {(numbers[place.tensor], *place[1:]): array for place, array in state}
+    own = trainer._momentum.state() if trainer._momentum else {}
+    return {**arrays, **{(place[0], "trainer", place): array for place, array in own.items()}}
 
 
-class Plain:
-    """Replays an uncompressed parameter; Nesterov momentum follows if others are compressed."""
-
-    def __init__(self, mu):
-        self.mu, self.momentum = np.float32(mu), np.float32(0)
-
-    def nodes(self, sender):
-        return {}
-
-    def step(self, gradients, ratio, order):
-        g = sum(gradients)
-        self.momentum = self.mu * self.momentum + g
-        return g + self.mu * self.momentum
+def assert_same(a, b, numbers):
+    """Check that the states of these parameters are equal."""
+    a, b = ({key: v for key, v in state.items() if key[0] in numbers} for state in (a, b))
+    assert a.keys() == b.keys()
+    for key in a:
+        np.testing.assert_array_equal(a[key], b[key], err_msg=str(key))
 
 
-class TwoWay(replay.Exchange):
-    """Replays a parameter that is compressed both ways."""
-
-    def nodes(self, sender):
-        worker, server = self.workers[sender], self.server
-        return {
-            "worker": {"residual": worker.residual, "momentum": worker.momentum},
-            "aggregator": {"residual": server.residual},
-        }
-
-
-def path_of(options, senders, index):
-    n, params = int(np.prod(SHAPES[index])), options["compression_params"]
-    applies = params is not None
-    accumulates = applies and params["compressor"] == "dgc"
-    if not applies or index in EXCLUDED or (accumulates and len(SHAPES[index]) == 1):
-        return Plain(MU if applies else 0)
-    if accumulates:
-        return Dgc(senders, n, index)
-    return TwoWay(senders, parse(params, MU), n, index, np.float32)
+@each_compression
+def test_what_no_gradient_is_fresh_of_keeps_its_weight_and_all_that_is_carried_over(compression):
+    params, trainer = make(SHAPES, OPTIMIZER, compression)
+    step(params, trainer, 0, [0, 1, 2])
+    weights, before = [param.data().asnumpy() for param in params], kept(trainer)
+    for number in range(1, 4):
+        step(params, trainer, number, [1], ignore_stale_grad=True)
+    assert_same(kept(trainer), before, {0, 2})
+    for i in (0, 2):
+        np.testing.assert_array_equal(params[i].data().asnumpy(), weights[i])
+    assert (params[1].data().asnumpy() != weights[1]).any()
 
 
-def check(results, options, local_size=1):
-    """Compare weights and state after each step with the replay.
-
-    `local_size` workers of a machine share their messages.
-    """
-    workers = len(results)
-    order = np.argsort([int(result["row"]) for result in results]) if local_size == 1 else None
-    senders = workers // local_size
-    for index, shape in enumerate(SHAPES):
-        path = path_of(options, senders, index)
-        compressed = options["compression_params"] is not None
-        weight, velocity, last = np.full(shape, index + 1.0), 0.0, RATES[0]
-        for step, of_ranks in enumerate(options["used"]):
-            used = [index in of_ranks[rank % len(of_ranks)] for rank in range(workers)]
-            if any(used):
-                own = [
-                    gradients_of(rank, step, SHAPES)[index].ravel() * np.float32(using / workers)
-                    for rank, using in enumerate(used)
-                ]
-                sums = [sum(own[i : i + local_size]) for i in range(0, workers, local_size)]
-                ratio, rate, last = last / RATES[step], RATES[step], RATES[step]
-                g = path.step(sums, ratio, range(senders) if order is None else order)
-                g = g.reshape(shape)
-                if compressed:  # velocity is then the momentum of weight decay
-                    velocity = MU * (velocity + WD * weight)
-                    weight = weight - rate * (g + velocity + WD * weight)
-                else:
-                    velocity = MU * velocity - rate * (g + WD * weight)
-                    weight = weight + velocity
-            for rank, result in enumerate(results):
-                close(result[f"w{index}_{step}"], weight)
-                check_state(result, f"{index}_{step}", path, rank // local_size)
+@each_compression
+def test_a_parameter_that_is_frozen_for_a_while_keeps_what_is_carried_over(compression):
+    params, trainer = make(SHAPES, OPTIMIZER, compression)
+    step(params, trainer, 0, [0, 1, 2])
+    before = kept(trainer)
+    params[0].grad_req = "null"
+    step(params, trainer, 1, [1, 2])
+    params[0].grad_req = "write"
+    assert_same(kept(trainer), before, {0})
 
 
-def check_state(result, name, path, sender):
-    """Compare the states of a worker, and the aggregator's if it has them, with the replay."""
-    for node, replayed in path.nodes(sender).items():
-        for what, expected in replayed.items():
-            array = result.get(f"{what}{name}/{node}")
-            if array is not None:
-                close(array, expected)
+def test_parameters_that_come_and_go_train_as_they_would_alone():
+    turns = [[0, 1, 2], [0], [1, 2], [], [2], [0, 1], [0, 1, 2]]
+    options = {"learning_rate": 0.125, "momentum": 0.5, "wd": 0.25}
+    params, trainer = make(SHAPES, options, {**ONEBIT, "ef": "corrected"})
+    for number, used in enumerate(turns):
+        trainer.set_learning_rate(0.5 / (1 + number))
+        step(params, trainer, number, used, ignore_stale_grad=True)
+    for i in range(len(SHAPES)):
+        (alone,), trainer = make([SHAPES[i]], options, {**ONEBIT, "ef": "corrected"})
+        for number, used in enumerate(turns):
+            trainer.set_learning_rate(0.5 / (1 + number))
+            if i in used:
+                backward([alone], [gradients(number, SHAPES)[i]])
+                trainer.step(1)
+        np.testing.assert_array_equal(params[i].data().asnumpy(), alone.data().asnumpy())
 
 
-def assert_equal_weights(results):
-    for name, array in results[0].items():
-        if name[0] in "wg":
-            for result in results[1:]:
-                np.testing.assert_array_equal(result[name], array, err_msg=name)
+@each_compression
+def test_a_context_that_has_not_used_a_parameter_counts_as_zeros_and_is_updated_too(compression):
+    both, trainer = make(SHAPES[:1], OPTIMIZER, compression, contexts=2)
+    (one,), alone = make(SHAPES[:1], OPTIMIZER, compression)
+    for number, used in enumerate([(0, 1), (0,), (), (1,), (0, 1)]):
+        (value,) = gradients(number, SHAPES[:1])
+        losses = []
+        with mx.autograd.record():
+            for c in used:
+                losses.append((both[0].data(mx.cpu(c)) * mx.nd.array(value, ctx=mx.cpu(c))).sum())
+        if used:
+            mx.autograd.backward(losses)
+            backward([one], [value * np.float32(len(used))])
+        trainer.step(2, ignore_stale_grad=True)
+        alone.step(2, ignore_stale_grad=True)
+        for data in both[0].list_data():
+            np.testing.assert_array_equal(data.asnumpy(), one.data().asnumpy())
 
 
-def close(ours, expected):
-    np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-5)
+def test_a_row_sparse_gradient_that_is_stale_counts_as_no_rows():
+    net = mx.gluon.nn.Embedding(6, 2, sparse_grad=True)
+    net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
+    trainer = bps.DistributedTrainer(
+        net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore="local"
+    )
+    for contexts in ((0, 1), (1,)):
+        with mx.autograd.record():
+            losses = [net(mx.nd.array([c], ctx=mx.cpu(c))).sum() for c in contexts]
+        mx.autograd.backward(losses)
+        trainer.step(1, ignore_stale_grad=True)
+    for data in net.weight.list_data():
+        np.testing.assert_array_equal(data.asnumpy()[:3], [[0, 0], [-1, -1], [1, 1]])
 
 
-def on_nodes(job, arguments, workers):
-    """Run a job on two machines with two workers each."""
-    return run(job, arguments, 4, servers=2, variables={"BYTEPS_LOCAL_SIZE": 2})
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_a_stale_gradient_is_reported_before_anything_is_sent(contexts, monkeypatch):
+    params, trainer = make(SHAPES, OPTIMIZER, ONEBIT, contexts=contexts)
+    for method in ("start", "declare"):
+        monkeypatch.setattr(
+            trainer._averaging.exchange, method, lambda *_, **__: pytest.fail("sent")
+        )
+    backward(params[:1], gradients(0, SHAPES))
+    with pytest.raises(UserWarning, match="`p1` on context cpu.0. has not been updated by back"):
+        trainer.step(1)
 
 
-@pytest.mark.parametrize(
-    "start, workers, local_size",
-    [(run, 2, 1), (run_horovod, 2, 1), (run_machine, 2, 2), (on_nodes, 4, 2)],
-)
-def test_what_some_workers_use_is_updated_on_all_and_what_nobody_uses_stays_as_it_is(
-    start, workers, local_size
-):
-    if start is run_horovod:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    ways = [arguments(**way) for way in WAYS]
-    results = start("several_stale", ways, workers=workers)
-    for number, options in enumerate(ways):
-        of_ways = [of_way(result, number) for result in results]
-        assert_equal_weights(of_ways)
-        check(of_ways, options, local_size)
+def test_an_update_does_not_ignore_what_has_been_averaged():
+    params, trainer = make(SHAPES, OPTIMIZER, ONEBIT)
+    backward(params[:1], gradients(0, SHAPES))
+    trainer.allreduce_grads()
+    with pytest.raises(ValueError, match="the gradient of p1 was stale when it was averaged"):
+        trainer.update(1, ignore_stale_grad=True)
+    trainer.allreduce_grads(ignore_stale_grad=True)
+    trainer.update(1, ignore_stale_grad=True)
+    np.testing.assert_array_equal(params[1].data().asnumpy(), 1)
 
 
-def test_a_checkpoint_between_such_steps_changes_nothing(tmp_path):
-    never = arguments(compression_params=CORRECTED)
-    resumed = {**never, "resumed": 3, "folder": str(tmp_path)}
-    for result in run("several_stale", [never, resumed], workers=2):
-        expected, ours = of_way(result, 0), of_way(result, 1)
-        for step in range(3, len(USED)):
-            for index in range(len(SHAPES)):
-                name = f"w{index}_{step}"
-                np.testing.assert_array_equal(ours[name], expected[name], err_msg=name)
+def test_averages_that_the_script_has_applied_are_not_exchanged_again():
+    params, trainer = make(SHAPES, {"learning_rate": 1.0})
+    backward(params, gradients(0, SHAPES))
+    trainer.allreduce_grads(1)
+    for param in params:
+        param.set_data(param.data() - param.grad())
+    trainer.applied()
+    step(params, trainer, 1, [1], ignore_stale_grad=True)
+    for i, param in enumerate(params):
+        expected = 1 - gradients(0, SHAPES)[i] - gradients(1, SHAPES)[i] * (i == 1)
+        np.testing.assert_allclose(param.data().asnumpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_averages_are_no_fresh_gradients_of_a_step():
+    params, trainer = make(SHAPES, OPTIMIZER)
+    backward(params, gradients(0, SHAPES))
+    trainer.allreduce_grads(4)
+    with pytest.raises(UserWarning, match="since last `step` or `allreduce_grads`"):
+        trainer.step(4)
+
+
+def test_a_step_that_nobody_has_a_fresh_gradient_for_sends_nothing(monkeypatch):
+    params, trainer = make(SHAPES, OPTIMIZER, ONEBIT, max_grad_norm=1.0, on_nonfinite="skip")
+    step(params, trainer, 0, [0, 1, 2])
+    monkeypatch.setattr(trainer._averaging.exchange, "start", lambda *_, **__: pytest.fail("sent"))
+    before = params[0].data().asnumpy()
+    step(params, trainer, 1, [], ignore_stale_grad=True)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), before)
+
+
+def test_the_norm_is_that_of_fresh_gradients():
+    params, trainer = make(SHAPES, {"learning_rate": 1.0}, max_grad_norm=1.0)
+    step(params, trainer, 0, [0, 1, 2])
+    before = params[1].data().asnumpy()
+    step(params, trainer, 1, [1], ignore_stale_grad=True)
+    moved = np.linalg.norm(params[1].data().asnumpy() - before)
+    assert moved == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_gradient_of_a_step_that_was_skipped_is_not_used_again():
+    params, trainer = make(SHAPES, {"learning_rate": 1.0}, on_nonfinite="skip")
+    bad = gradients(0, SHAPES)
+    bad[0][0] = np.nan
+    backward(params, bad)
+    trainer.step(1)
+    step(params, trainer, 1, [1], ignore_stale_grad=True)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), 1)
+    np.testing.assert_array_equal(params[2].data().asnumpy(), 1)
+    expected = 1 - gradients(1, SHAPES)[1]
+    np.testing.assert_allclose(params[1].data().asnumpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@each_compression
+def test_an_overflow_under_amp_is_one_of_fresh_gradients(compression):
+    params, trainer = make(SHAPES, OPTIMIZER, compression)
+    trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), 1.0
+    step(params, trainer, 0, [0, 1, 2], ignore_stale_grad=True)
+    weights = [param.data().asnumpy() for param in params]
+    backward(params[:1], [np.full(SHAPES[0], np.inf, np.float32)])
+    trainer.step(1, ignore_stale_grad=True)
+    step(params, trainer, 1, [1], ignore_stale_grad=True)
+    for i in (0, 2):
+        np.testing.assert_array_equal(params[i].data().asnumpy(), weights[i])
+    assert (params[1].data().asnumpy() != weights[1]).any()
+
+
+def test_averages_before_the_first_update_are_warned_of_once(logged):
+    params, trainer = make(SHAPES, OPTIMIZER, ONEBIT)
+    for _ in range(3):  # before the first update, the script may apply averages itself
+        backward(params, gradients(0, SHAPES))
+        trainer.allreduce_grads()
+    trainer.update(1)
+    for _ in range(4):
+        backward(params, gradients(0, SHAPES))
+        trainer.allreduce_grads()
+    said = [line for line in logged.messages if "allreduce_grads() was called twice" in line]
+    assert len(said) == 1 and "residual or momentum of p2 returns to its state" in said[0]
+
+
+@pytest.mark.parametrize("compression", [None, {"compressor": "onebit"}])
+def test_averages_that_leave_nothing_behind_are_not_warned_of(compression, logged):
+    params, trainer = make(SHAPES, OPTIMIZER, compression)
+    for _ in range(2):
+        backward(params, gradients(0, SHAPES))
+        trainer.allreduce_grads()
+    assert "called twice" not in logged.text
+
+
+def test_a_scheduler_is_not_asked_ahead_for_parameters_that_are_behind():
+    schedule = mx.lr_scheduler.FactorScheduler(step=3, factor=0.5, base_lr=1.0)
+    params, trainer = make(SHAPES, {"learning_rate": 1.0, "lr_scheduler": schedule})
+    for number, used in enumerate([[0], [0], [0], [1], [1], [1], [0]]):
+        before = params[used[0]].data().asnumpy()
+        step(params, trainer, number, used, ignore_stale_grad=True)
+        moved = before - params[used[0]].data().asnumpy()
+        rate = 0.5 if number == 6 else 1.0
+        expected = rate * gradients(number, SHAPES)[used[0]]
+        np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_kept_for_sets_of_parameters_has_bounds():
+    attribute, known = MessageAttribute(shared=1), KnownGroups()
+    for number in range(1000):
+        attribute("fuse", {"how": number})
+        known.of((number,), lambda made: [made])
+    assert len(attribute._cache) <= 64 and len(known._groups) == 16
+    assert known.of((999,), lambda made: [made]) == [999]  # made once
+    assert known.of((0,), lambda made: [made]) == [1000]  # forgotten, and made again

@@ -5,26 +5,40 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from tests.mxnet.cluster.standing import run, run_horovod, run_machine
+from tests.mxnet.cluster.jobs import assert_same_on_all_workers
+from tests.mxnet.cluster.standing import on_workers
 
 
-@pytest.mark.parametrize("start", [run, run_horovod, run_machine])
 @pytest.mark.parametrize("contexts", [1, 2])
-def test_running_statistics_are_averaged_over_all_contexts_of_all_workers(start, contexts):
-    if start is run_horovod:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    results = start("statistics", {"contexts": contexts}, workers=2)
-    before = np.concatenate([result["before"] for result in results], axis=1)
-    assert all((before[:, 0] != copy).any() for copy in before.swapaxes(0, 1)[1:])
-    for result in results:
-        for statistic, copies, again in zip(before, result["after"], result["again"]):
-            for copy in copies:
-                np.testing.assert_allclose(copy, statistic.mean(axis=0), rtol=1e-6, atol=1e-7)
-            np.testing.assert_array_equal(again, copies)
-        for output in result["outputs"]:
-            np.testing.assert_array_equal(output, results[0]["outputs"][0])
-        np.testing.assert_array_equal(result["after"], results[0]["after"])
-        np.testing.assert_array_equal(result["weight"], np.ones((6, 4)))
+@on_workers(2, "servers", "horovod", "machine")
+def test_running_statistics_are_averaged_over_all_contexts_of_all_workers(contexts):
+    contexts = [mx.cpu(c) for c in range(contexts)]
+    net = mx.gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Dense(6, in_units=4), mx.gluon.nn.BatchNorm(in_channels=6))
+    net.initialize(mx.init.One(), ctx=contexts)
+    random = np.random.RandomState(bps.rank())
+    for _ in range(3):
+        for context in contexts:
+            with mx.autograd.record():
+                output = net(mx.nd.array(random.standard_normal((8, 4)), ctx=context))
+            output.backward()  # backward updates the running statistics
+    params = [net[1].running_mean, net[1].running_var]
+    own = [np.mean([array.asnumpy() for array in param.list_data()], axis=0) for param in params]
+    bps.average_statistics(net)
+    after = [[array.asnumpy() for array in param.list_data()] for param in params]
+    for statistic, copies in zip(own, after):
+        assert (statistic != copies[0]).any()
+        for copy in copies:
+            np.testing.assert_allclose(copy, bps.allreduce(statistic), rtol=1e-6, atol=1e-7)
+            assert_same_on_all_workers(copy)
+    bps.average_statistics(list(net.collect_params().values()))
+    for param, copies in zip(params, after):
+        for array, copy in zip(param.list_data(), copies):
+            np.testing.assert_array_equal(array.asnumpy(), copy)
+    for context in contexts:
+        assert_same_on_all_workers(net(mx.nd.ones((2, 4), ctx=context)).asnumpy())
+    np.testing.assert_array_equal(net[0].weight.data().asnumpy(), np.ones((6, 4)))
 
 
 @pytest.fixture

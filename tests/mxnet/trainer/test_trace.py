@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from gluon_gc.launch.launcher import service
-from tests.mxnet.cluster.cluster import JOBS, TIMEOUT, last_line
+from tests.mxnet.cluster.cluster import TIMEOUT, Cluster, last_line
+from tests.mxnet.exchange.test_two_way import steps
 from tests.processes import clean_environ
 
 SHAPES = [[300, 200], [500]]
@@ -24,7 +25,7 @@ def traced(folder, **variables_):
         "compression_params": PARAMS,
         "optimizer_params": {"learning_rate": 0.1},
     }
-    job = [sys.executable, str(JOBS), "steps", str(folder / "RANK.npz"), json.dumps(arguments)]
+    job = Cluster(folder, 2, 1).command("RANK", steps, arguments)
     done = subprocess.run(
         [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1", *job],
         env={
@@ -52,7 +53,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_training(role, cluster
     else:
         nodes.start_roles()
         arguments = {"shapes": SHAPES, "steps": 1, "compression_params": PARAMS}
-        nodes.start_worker(0, "steps", {**arguments, "optimizer_params": {}}, **traced)
+        nodes.start_worker(0, steps, {**arguments, "optimizer_params": {}}, **traced)
     assert nodes.wait(f"{role}0") != 0
     said = "BYTEPS_TRACE_ON is set, but BYTEPS_TRACE_DIR, "
     assert said in last_line(nodes.log(f"{role}0"))

@@ -11,60 +11,10 @@ from mxnet.gluon import Parameter, ParameterDict, Trainer
 
 import gluon_gc as bps
 from gluon_gc.mxnet import runtime
+from tests.mxnet.cluster.jobs import backward, gradients, make, train
 
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
 NESTEROV = {**ONEBIT, "momentum": "nesterov"}
-
-
-def make(
-    shapes,
-    optimizer_params,
-    compression_params=None,
-    contexts=1,
-    grad_req="write",
-    dtype="float32",
-    optimizer="sgd",
-    **more,
-):
-    """Return parameters and their trainer; `contexts` is a number, or the ids of CPUs."""
-    devices = range(contexts) if isinstance(contexts, int) else contexts
-    params = []
-    for i, shape in enumerate(shapes):
-        param = Parameter(f"p{i}", shape=shape, grad_req=grad_req, dtype=dtype)
-        param.initialize(mx.init.Constant(1.0), ctx=[mx.cpu(c) for c in devices])
-        params.append(param)
-    trainer = bps.DistributedTrainer(
-        params,
-        optimizer,
-        optimizer_params,
-        compression_params=compression_params,
-        kvstore="local",
-        **more,
-    )
-    return params, trainer
-
-
-def gradients(step, shapes):
-    random = np.random.RandomState(step)
-    return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
-
-
-def backward(params, values):
-    with mx.autograd.record():
-        losses = [
-            (p.data(ctx) * mx.nd.array(g, ctx=ctx, dtype=p.dtype)).sum()
-            for p, g in zip(params, values)
-            for ctx in p.list_ctx()
-        ]
-    mx.autograd.backward(losses)
-
-
-def train(params, trainer, shapes, steps, batch_size=2, before_step=lambda step: None):
-    for step in range(steps):
-        before_step(step)
-        backward(params, gradients(step, shapes))
-        trainer.step(batch_size)
-    return [param.data().asnumpy() for param in params]
 
 
 def as_list(params):

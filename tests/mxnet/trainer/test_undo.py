@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 import gluon_gc as bps
 from gluon_gc.mxnet import tensor_states
 from tests.compressors import COMPRESSORS
-from tests.mxnet.trainer.test_trainer import backward, gradients, make
+from tests.mxnet.cluster.jobs import backward, gradients, gradients_of, make, parameters
+from tests.mxnet.cluster.standing import on_each_engine, run, run_machine
 
 KINDS = ["skipped", "unapplied", "not_applied"]
 SHAPES = [(30, 7), (2,), (90,)]
@@ -413,3 +414,100 @@ def test_an_algorithm_has_no_exchanges_to_take_back():
     with pytest.raises(RuntimeError, match="not_applied"):
         with trainer.not_applied():
             pass
+
+
+CORRECTED = {**ONEBIT, "ef": "corrected"}
+COMPRESSIONS = {
+    "uncompressed": None,
+    "onebit": CORRECTED,
+    "topk": TOPK,
+    "gathered": EXAMPLES["dgc"],
+    "stateless": {"compressor": "onebit", "scaling": True},
+    "drawn": {"compressor": "blockwise", "stochastic": True, "seed": 7, "ef": "vanilla"},
+}
+
+
+def with_and_without_extra_steps(compression, folder=None):
+    """Return the states after training with a step of each of KINDS before each step, and without.
+
+    Worker 1 has the infinity of a step that is skipped. With a folder, the states are saved and
+    loaded midway.
+    """
+    states = []
+    for kinds in (KINDS, []):
+        params = parameters(SHAPES)
+        trainer = bps.DistributedTrainer(
+            params, "nag", dict(OPTIMIZER), compression_params=compression, on_nonfinite="skip"
+        )
+        for step in range(4):
+            trainer.set_learning_rate(0.1 / (1 + step))
+            for number, kind in enumerate(kinds):
+                extra = gradients_of(bps.rank(), 10 * step + number + 100, SHAPES)
+                if kind == "skipped" and bps.rank() == 1:
+                    extra[-1].ravel()[-1] = np.inf
+                backward(params, extra)
+                leave_out(trainer, kind)
+            backward(params, gradients_of(bps.rank(), step, SHAPES))
+            trainer.step(1)
+            if step == 1 and folder:
+                file = f"{folder}/{bps.rank()}"
+                trainer.save_states(file)
+                trainer.load_states(file)
+        states.append(state_of(params, trainer))
+    return states
+
+
+def check(results):
+    for ours, expected in results:
+        assert_same(ours, expected)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_no_step_that_is_left_out_comes_back_from_servers(compression, tmp_path):
+    job = {"compression": COMPRESSIONS[compression], "folder": str(tmp_path)}
+    check(run(with_and_without_extra_steps, job, servers=2, variables=VARIABLES))
+
+
+@pytest.mark.parametrize("compression", ["onebit", "drawn"])
+@on_each_engine
+def test_no_step_that_is_left_out_comes_back_from_other_workers(start, compression):
+    job = {"compression": COMPRESSIONS[compression]}
+    check(start(with_and_without_extra_steps, job, variables=VARIABLES))
+
+
+def test_no_step_that_is_left_out_comes_back_from_several_workers_of_a_machine_and_a_server():
+    variables = {**VARIABLES, "BYTEPS_LOCAL_SIZE": 2}
+    check(run(with_and_without_extra_steps, {"compression": CORRECTED}, variables=variables))
+
+
+def with_and_without_an_error(compression):
+    """Return the states after training with an error about different weights, and without.
+
+    The error is caught. Also returns the step that raised it; the second training has no such step.
+    """
+    states, last = [], None
+    for other in (True, False):
+        params = parameters(SHAPES, value=1)
+        trainer = bps.DistributedTrainer(
+            params, "sgd", {"learning_rate": 0.1}, compression_params=compression
+        )
+        for step in range(20):
+            if not other and step == last:
+                continue
+            if other and step == 2 and bps.rank() == 1:
+                params[0].set_data(params[0].data() + 0.5)
+            backward(params, gradients_of(bps.rank(), step, SHAPES))
+            try:
+                trainer.step(1)
+            except RuntimeError:
+                last = step
+                bps.broadcast_parameters(params)
+        states.append(state_of(params, trainer))
+    return states, last
+
+
+@pytest.mark.parametrize("start", [run, run_machine])
+def test_a_step_that_finds_different_weights_sends_nothing(start):
+    results = start(with_and_without_an_error, {"compression": TOPK}, variables=VARIABLES)
+    assert [last for _, last in results] == [16, 16]
+    check([states for states, _ in results])
