@@ -92,7 +92,7 @@ def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path):
 
 
 def trained_with_a_nan(bad, on_nonfinite):
-    """Return the weights; worker 1 has a NaN in step `bad`, or with "raise" there is no such step."""
+    """Return the weights; worker 1 has a NaN in step `bad`, which "raise" leaves out."""
     params = parameters(SHAPES)
     trainer = bps.DistributedTrainer(
         params,

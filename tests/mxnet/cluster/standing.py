@@ -1,4 +1,4 @@
-"""Keeps one cluster running for many jobs, because most of a test's time is starting processes.
+"""Keeps clusters running for many jobs, because most of a test's time is starting processes.
 
 run(job, {"key": value}, workers=2)  # what the function returned, by rank
 
@@ -30,6 +30,7 @@ from tests.mxnet.cluster.cluster import (
 )
 
 _IDLE_SECONDS = 120  # workers end after this time without a job
+_MOST = 2  # standing clusters: enough for tests that compare two
 _OTHERS = 1  # seconds to wait for further workers to say why they failed
 
 Variables = Optional[Mapping[str, Any]]
@@ -101,31 +102,38 @@ class _Standing:
         self._number += 1
 
 
-_standing: Dict[str, _Standing] = {}  # at most one, because Horovod's workers are never idle
+_standing: Dict[str, _Standing] = {}  # the one that ran a job last is the last
 
 
 def end() -> None:
-    """End the standing cluster, so that the next job starts new processes."""
+    """End the standing clusters, so that the next job starts new processes."""
     while _standing:
         _standing.popitem()[1].end()
 
 
 def kill() -> None:
-    """Kill all processes of the standing cluster."""
+    """Kill all processes of the standing clusters."""
     while _standing:
         _standing.popitem()[1].kill()
 
 
 def _run(start: Callable[..., Cluster], job: Job, arguments: Arguments, **options: Any) -> Results:
     name = f"{start.__name__} {options}"
-    if name not in _standing or not _standing[name].is_fresh():
-        end()
-        _standing[name] = _Standing(partial(start, **options))
+    standing = _standing.pop(name, None)
+    if standing is not None and not standing.is_fresh():
+        standing.end()
+        standing = None
+    if standing is None:
+        while len(_standing) >= _MOST:
+            _standing.pop(next(iter(_standing))).end()
+        standing = _Standing(partial(start, **options))
     try:
-        return _standing[name].run(job, arguments)
+        results = standing.run(job, arguments)
     except BaseException:
-        _standing.pop(name).kill()
+        standing.kill()
         raise
+    _standing[name] = standing
+    return results
 
 
 def run(

@@ -15,7 +15,7 @@ from gluon_gc.mxnet.kvstore import CompressingKVStore
 from gluon_gc.mxnet.kvstore.local import Local
 from gluon_gc.mxnet.operators import KEPT_SPANS
 from gluon_gc.mxnet.runtime import default_exchange
-from tests.mxnet.cluster.jobs import backward, parameters, wait_for
+from tests.mxnet.cluster import jobs
 
 TIMEOUT = 60
 HELD = 0.2
@@ -154,17 +154,17 @@ def step_without_a_server(folder, compression_params):
     that the step took.
     """
     folder = Path(folder)
-    (param,) = params = parameters([(1000,)])
+    (param,) = params = jobs.parameters([(1000,)])
     trainer = bps.DistributedTrainer(
         params, "sgd", {"learning_rate": 1.0}, compression_params=compression_params
     )
-    backward(params, [np.ones(1000, np.float32)])
+    jobs.backward(params, [np.ones(1000, np.float32)])
     trainer.step(1)
     mx.nd.waitall()
     trainer.compression_stats(reset=True)
     (folder / "ready").touch()
-    wait_for(folder / "stopped")
-    backward(params, [np.ones(1000, np.float32)])
+    jobs.wait_for(folder / "stopped")
+    jobs.backward(params, [np.ones(1000, np.float32)])
     started = time.monotonic()
     trainer.step(1)
     for channel in default_exchange().channels.of(trainer._averaging.names()):
