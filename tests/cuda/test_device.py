@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.core.compressors import options_of
+from tests.neutral.compressors.cases import options_of
 
 from . import emulator, equal
 from .device import Device, DeviceCodec, Memory
