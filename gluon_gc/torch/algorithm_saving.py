@@ -32,7 +32,7 @@ from .state_dicts import FORMAT, NOUN, StateDict
 
 if TYPE_CHECKING:
     from .algorithms.state import AlgorithmState
-    from .exchange import Exchange
+    from ..exchange.exchange import Exchange
 
 _OWNER = "a DistributedOptimizer with an algorithm"
 

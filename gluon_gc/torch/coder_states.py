@@ -32,11 +32,11 @@ import torch
 from ..checkpoint import STREAM, Layout, Place, cutting, fitting
 from ..checkpoint.cutting import Arrays, Saved
 from ..plan import Chunk
-from .coder import Coder
-from .exchanged_chunk import ExchangedChunk
+from ..exchange.coder import Coder
+from ..exchange.chunk import ExchangedChunk
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from ..exchange.exchange import Exchange
 
 Tensors = Dict[str, Dict[str, torch.Tensor]]
 """The keys are NAME, and then NODE.KIND.BEGIN."""

@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence, Union
 import torch
 from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 
-from . import gpu, groups
+from .transport import gpu, groups
 from .compression import Compression, params_of
 from .ddp import compression_hook
 from .gradients.state import CompressionState

@@ -9,7 +9,7 @@ from ..checkpoint.cutting import Arrays
 from ..compression import CompressionParams
 from ..log import logger
 from . import coder_states
-from .exchange import Exchange
+from ..exchange.exchange import Exchange
 from .state_dicts import NOUN
 
 

@@ -19,7 +19,7 @@ from ..agreement import Facts
 from ..checkpoint import States, fitting
 from ..checkpoint.cutting import Arrays
 from . import coder_states, resharding, state_dicts
-from .exchange import Exchange
+from ..exchange.exchange import Exchange
 from .gradients.momentum import Momentum
 from .state_dicts import FORMAT, NOUN, Names, StateDict
 

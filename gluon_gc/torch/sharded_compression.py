@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ..checkpoint import fitting
 from . import state_dicts
 from .coder_states import Tensors
-from .gathering import gather
+from .transport.gathering import gather
 from .gradients.undo import Undo
 from .shards import Shards
 

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from .. import env, plan
 from ..checkpoint import fitting
 from ..compression import CompressionParams
-from .coder import Coder
-from .declared_tensor import DeclaredTensor, declared
-from .exchanged_chunk import ExchangedChunk
-from .gathering import agree, gather
+from ..exchange.coder import Coder
+from ..exchange.exchange import DeclaredTensor
+from .transport.staging import declared
+from ..exchange.chunk import ExchangedChunk
+from .transport.gathering import agree, gather
 
 
 class Shard(NamedTuple):

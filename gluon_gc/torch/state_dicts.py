@@ -21,10 +21,10 @@ from ..agreement import Facts
 from ..checkpoint import fitting
 from ..checkpoint.loading import if_all_can
 from ..compression import CompressionParams
-from .gathering import Gather, agree
+from .transport.gathering import Gather, agree
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from ..exchange.exchange import Exchange
 
 StateDict = Mapping[str, Any]
 Description = Mapping[str, Any]

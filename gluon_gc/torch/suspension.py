@@ -11,11 +11,12 @@ import torch.distributed as dist
 from ..checkpoint import STREAM, Place
 from ..compression import CompressionParams
 from ..options import is_whole
-from . import coder_states, groups, saving
+from . import coder_states, saving
+from .transport import groups
 from .byteps import push_pull as functions
 from .byteps import rendezvous, runtime
 from .byteps.rendezvous import Rendezvous as Meeting
-from .gathering import gather
+from .transport.gathering import gather
 from .gradients.state import CompressionState
 from .optimizer.distributed import Averager, averagers
 

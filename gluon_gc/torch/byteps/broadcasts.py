@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from .. import gathering
+from ..transport import gathering
 from ..gradients.optimizer_hooks import param_groups, unwrapped
 from . import runtime
 

@@ -20,13 +20,13 @@ from torch.futures import Future
 from ... import integers
 from ...compression import CompressionParams, byteps
 from ...plan import Tensor
-from .. import gathering, gpu, groups, staging
+from ..transport import gathering, gpu, groups, staging
 from ..compression import Compression
-from ..declared_tensor import declared
-from ..exchange import Exchange
-from ..header import SAME
-from ..job import Job, resolving
-from ..pipeline import Pipeline
+from ..transport.staging import declared
+from ...exchange.exchange import Exchange
+from ...exchange.header import SAME
+from ...exchange.job import Job, resolving
+from ...exchange.pipeline import Pipeline
 from ..sparse import SparseJob, SparseSum
 
 _tensors: Optional[_Sums] = None

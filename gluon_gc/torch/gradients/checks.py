@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from ... import weight_samples
-from .. import gpu, staging
+from ..transport import gpu, staging
 from .optimizer_hooks import StepObserver, contained, param_groups, steps_any
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ..algorithms.state import AlgorithmState
 from ..ddp import compression_hook, local_gradients_hook
-from ..exchange import Exchange
+from ...exchange.exchange import Exchange
 from ..gradients.optimizer_hooks import unwrapped
 from ..gradients.state import CompressionState
 from ..optimizer.copies import Distributed

@@ -9,7 +9,7 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc.mxnet import tensor_states
-from gluon_gc.mxnet.runtime import default_exchange
+from gluon_gc.mxnet.byteps.runtime import default_exchange
 from tests.mxnet.cluster.cluster import Cluster
 from tests.mxnet.cluster.jobs import backward, gradients_of, parameters, ranks, train_steps
 from tests.mxnet.cluster.standing import run
