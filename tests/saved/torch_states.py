@@ -1,5 +1,6 @@
-"""Objects with a state_dict, as two workers of PyTorch saved it: `python -m tests.saved.torch_states`.
+"""Objects with a state_dict, as two workers of PyTorch saved it.
 
+`python -m tests.saved.torch_states` writes the file.
 The file has for each case the state_dicts of both workers. Where another number of workers can load
 them, it also has the checksums of these workers' state_dicts after loading.
 """
@@ -96,9 +97,7 @@ CASES = {
     "auto_local_steps": lambda: algorithm("local_steps", AUTO, _adam),
     "zero_one_adam": lambda: algorithm(_zero_one_adam, None, _adam),
     "powersgd": lambda: algorithm({"name": "powersgd", "rank": 1, "start": 1}, None),
-    "reduce_scatter": lambda: sharded(
-        bps.compress_reduce_scatter, {**_blockwise, "ef": "vanilla"}
-    ),
+    "reduce_scatter": lambda: sharded(bps.compress_reduce_scatter, {**_blockwise, "ef": "vanilla"}),
     "all_gather": lambda: sharded(bps.compress_all_gather, _blockwise),
 }
 RESHARDED = [name for name in CASES if name not in ("reduce_scatter", "all_gather")]
