@@ -9,7 +9,7 @@ import pytest
 from gluon_gc import env
 from gluon_gc.launch import places
 from gluon_gc.launch.places import Place
-from gluon_gc.mxnet import runtime
+from gluon_gc.mxnet.byteps import runtime
 from tests.processes import clean_environ
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc.mxnet import kvstore
-from gluon_gc.mxnet.runtime import create_exchange
+from gluon_gc.mxnet.byteps.runtime import create_exchange
 
 N = 1000
 COMPRESSIONS = pytest.mark.parametrize(

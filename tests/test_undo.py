@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gluon_gc as bps
-from gluon_gc.mxnet import tensor_states
+from gluon_gc.mxnet.state import tensor_states
 from tests.compressors import COMPRESSORS
 from tests.test_trainer import backward, gradients, make
 

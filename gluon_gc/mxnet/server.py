@@ -22,8 +22,8 @@ from ..launch.joining import join
 from ..launch.leaving import die
 from ..launch.lifeline import Lifeline
 from ..log import logger
-from . import operators, trace
-from .codec import MessageCodec, Part
+from .engine import operators, trace
+from .exchange.codec import MessageCodec, Part
 from .kvstore import archive
 from .kvstore.parameter_server import control_messages, handshake, pages
 from .kvstore.parameter_server.pages import PAGE_BYTES

@@ -12,7 +12,7 @@ import pytest
 
 from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, registry
-from gluon_gc.mxnet import operators
+from gluon_gc.mxnet.engine import operators
 from tests.core.compressors import options_of
 from tests.test_message_codec import Message, failing, payloads_in
 from tests.unmetered import Node

@@ -11,7 +11,7 @@ from ... import kernels
 from ...checkpoint import STREAM, Place
 from ...checkpoint.cutting import by_tensor, part
 from ...plan import Slice
-from ..exchange import States
+from ..exchange.exchange import States
 
 Arrays = Mapping[Place, np.ndarray]
 Layouts = List[kernels.Layout]

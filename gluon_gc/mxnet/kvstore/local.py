@@ -7,11 +7,11 @@ from typing import Sequence, Tuple
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ..channel import Channel
-from ..exchange import Exchange
-from ..gradient import Gradient
-from ..job import Job
-from ..sparse import SparseChannel
+from ..exchange.channel import Channel
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import Gradient
+from ..exchange.job import Job
+from ..exchange.sparse import SparseChannel
 
 
 class Local(Exchange):

@@ -11,9 +11,9 @@ from mxnet.ndarray import NDArray
 
 from ...compression import CompressionParams, parse, warn_of_ignored
 from ...plan import Tensor
-from ..exchange import Exchange
-from ..gradient import legacy, params_for
-from ..job import Job
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import legacy, params_for
+from ..exchange.job import Job
 from .horovod.backend import Horovod
 from .local import Local
 from .one_machine.backend import OneMachine

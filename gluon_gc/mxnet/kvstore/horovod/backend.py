@@ -33,10 +33,10 @@ from ....launch.leaving import ending
 from ....launch.progress import Progress
 from ....launch.stall_watch import StallWatch
 from ....plan import Slice
-from ...channel import Channel
-from ...gradient import Gradient
-from ...job import Job
-from ...sparse import SparseChannel, summed
+from ...exchange.channel import Channel
+from ...exchange.gradient import Gradient
+from ...exchange.job import Job
+from ...exchange.sparse import SparseChannel, summed
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
 from . import bundle, hvd

@@ -8,9 +8,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ... import operators
-from ...channel import Channel
-from ...operators import MessageRows
+from ...engine import operators
+from ...engine.operators import MessageRows
+from ...exchange.channel import Channel
 
 _VALUES = 16 * 2**20  # bytes of uncompressed values in a collective, at most
 _LEAST = 256 * 2**10  # bytes that a collective sends; it may exceed _VALUES to reach them

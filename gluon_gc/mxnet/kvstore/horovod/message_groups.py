@@ -11,8 +11,8 @@ from typing import Callable, List, Mapping, Sequence, Tuple, Union
 
 from mxnet.ndarray import NDArray
 
-from ...channel import Channel
-from ...codec import MessageCodec
+from ...exchange.channel import Channel
+from ...exchange.codec import MessageCodec
 from .alltoall import Alltoall, Spread
 from .bundle import Bundle
 from .process_set import ProcessSet

@@ -11,7 +11,7 @@ from mxnet.base import check_call
 from mxnet.ndarray import NDArray
 
 from .... import env
-from ... import engine
+from ...engine import order as engine
 from .bundle import Packed
 
 # A broadcast is cut into pieces of this size: Gloo gives up after HOROVOD_GLOO_TIMEOUT_SECONDS.

@@ -22,11 +22,11 @@ from ....launch.neighbours import Neighbours
 from ....launch.progress import Progress
 from ....launch.stall_watch import StallWatch
 from ....plan import Chunk
-from ...channel import Channel
-from ...exchange import Exchange
-from ...gradient import Gradient
-from ...job import Job
-from ...sparse import SparseChannel, summed
+from ...exchange.channel import Channel
+from ...exchange.exchange import Exchange
+from ...exchange.gradient import Gradient
+from ...exchange.job import Job
+from ...exchange.sparse import SparseChannel, summed
 from .. import archive
 from .shared_memory import SharedMemory, SharedMessage
 

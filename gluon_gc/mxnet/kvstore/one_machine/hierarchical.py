@@ -9,8 +9,8 @@ from ....env import Cluster
 from ....launch.machine import Machine
 from ....launch.progress import Progress
 from ....plan import Chunk
-from ...channel import Channel
-from ...exchange import Exchange
+from ...exchange.channel import Channel
+from ...exchange.exchange import Exchange
 from .shared_memory import SharedMemory, SharedMessage
 
 

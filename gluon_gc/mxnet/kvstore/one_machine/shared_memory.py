@@ -18,13 +18,13 @@ from mxnet.ndarray import NDArray
 
 from .... import plan
 from ....launch.machine import Machine
-from ... import operators
-from ...channel import Channel
-from ...codec import MessageCodec
-from ...eventcounts import Eventcount, Watcher
-from ...gradient import Gradients
-from ...job import Job
-from ...lent import lent
+from ...engine import operators
+from ...engine.eventcounts import Eventcount, Watcher
+from ...engine.memory import lent
+from ...exchange.channel import Channel
+from ...exchange.codec import MessageCodec
+from ...exchange.gradient import Gradients
+from ...exchange.job import Job
 
 _ALIGNMENT = 64  # bytes: a cache line, so that processes do not write to the same one
 

@@ -39,17 +39,17 @@ from ....launch.joining import join
 from ....launch.leaving import ending
 from ....log import logger
 from ....plan import Tensor
-from ...channel import Channel
-from ...channels import AnyChannel
-from ...exchange import States
-from ...gradient import Gradient
-from ...job import Job
-from ...sparse import SparseChannel
+from ...exchange.channel import Channel
+from ...exchange.channels import AnyChannel
+from ...exchange.exchange import States
+from ...exchange.gradient import Gradient
+from ...exchange.job import Job
+from ...exchange.sparse import SparseChannel
+from ...state.server_states import ServerStates
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
 from .pages import Pages
 from .routes import Dense, OfMachine, Payloads, Route, SummedRows
-from .server_states import ServerStates
 from .servers import Servers
 from .sparse_rows import SparseRows
 

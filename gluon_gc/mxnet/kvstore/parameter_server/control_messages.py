@@ -7,7 +7,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .... import kernels
-from ...operators import MessageRows
+from ...engine.operators import MessageRows
 
 _LENGTH_BYTES = 4
 _MOST = kernels.frame_bytes(64 * 256) - _LENGTH_BYTES

@@ -9,11 +9,11 @@ import numpy as np
 from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
-from ... import operators
-from ...channel import Channel
-from ...gradient import Gradients
-from ...job import Job
-from ...operators import MessageRows
+from ...engine import operators
+from ...engine.operators import MessageRows
+from ...exchange.channel import Channel
+from ...exchange.gradient import Gradients
+from ...exchange.job import Job
 from ..one_machine.shared_memory import SharedMessage
 from .rows import Rows
 

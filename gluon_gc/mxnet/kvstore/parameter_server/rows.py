@@ -13,8 +13,9 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import engine, operators
-from ...operators import MessageRows
+from ...engine import operators
+from ...engine import order as engine
+from ...engine.operators import MessageRows
 
 
 class Rows:

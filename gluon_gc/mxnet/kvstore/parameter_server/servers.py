@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 from .... import env, kernels
 from ....agreement import Message
 from ....launch.progress import Progress
-from ...gradient import legacy
+from ...exchange.gradient import legacy
 from . import control_messages, handshake
 from .keys import KeyAllocator
 from .rows import Rows

@@ -10,8 +10,8 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import operators
-from ...sparse import SparseChannel
+from ...engine import operators
+from ...exchange.sparse import SparseChannel
 from .rows import Rows
 
 

@@ -1,0 +1,241 @@
+"""A channel carries one message in each step: values, encode, exchange, decode, deliver.
+
+The backend supplies the exchange; the channel does the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from ...plan import Chunk, Tensor
+from ..engine import operators
+from ..engine.operators import Places
+from .codec import MessageCodec, Part
+from .gradient import Gradients
+from .job import Job
+from .rows_codec import RowsCodec
+from .values import Values, fused
+
+Start = Tuple[int, int]
+AnyCodec = Union[MessageCodec, RowsCodec]
+
+
+class Metered:
+    """Reads the meter that a channel's operators update.
+
+    Parameters
+    ----------
+    meter : NDArray
+    """
+
+    def __init__(self, meter: NDArray) -> None:
+        self._meter = meter
+        self._now = operators.now_in(meter)
+        self._before: Dict[str, float] = {}  # subtracted in `done`
+
+    def done(self) -> Dict[str, float]:
+        """The meter's fields since `count_again`; waits until all operators have run."""
+        so_far = operators.read_meter(self._meter)
+        return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
+
+    def under_way(self) -> Tuple[int, bool]:
+        """How many messages were made, and whether the answer to the last one is still missing.
+
+        It does not wait for operators, and any thread may call it.
+        """
+        return operators.messages_in(self._now)
+
+    def count_again(self) -> None:
+        """Restart `done` from zero. The meter itself goes on, because errors name its step."""
+        self._before = operators.read_meter(self._meter)
+
+    def spans(self) -> Dict[int, Tuple[float, float]]:
+        """Begin and end of the latest steps since `count_again`, in seconds, by step number."""
+        spans = operators.read_spans(self._meter)
+        before = len(spans) - int(self.done()["calls"])
+        return {int(step): (begin, end) for step, begin, end in spans[max(0, before) :]}
+
+    def nonfinite(self) -> int:
+        """How many results were not finite; waits until all results are there."""
+        return int(operators.read_meter(self._meter)["nonfinite"])
+
+
+class Channel(Metered):
+    """The chunks of a message, with the codec that compresses and decompresses them.
+
+    Parameters
+    ----------
+    chunks : sequence of Chunk
+        Chunks with the same compression, or one uncompressed chunk.
+    tensors : mapping
+        The tensors by name.
+    starts : sequence
+        The first state of each chunk's random stream, or None.
+
+    Attributes
+    ----------
+    codec : MessageCodec, RowsCodec or None
+        None: the values travel uncompressed.
+    in_rows : bool
+        Whether it carries the compressed rows of a row-sparse gradient.
+    hierarchical : bool
+        Whether the workers of a machine sum their values before these travel, if the backend can.
+    gpu : Context or None
+        The GPU that compresses the gradients; None: the CPU does.
+    undoable : bool
+        Whether the codecs of the channel keep the state before the last exchange.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        tensors: Mapping[str, Tensor],
+        starts: Sequence[Optional[Start]],
+    ) -> None:
+        self.chunks = tuple(chunks)
+        (first, *_) = chunks
+        self.params, self.dtype = first.params, first.dtype
+        self.aggregated, self.gathered = first.aggregated, first.gathered
+        self.message_bytes = sum(chunk.message_bytes for chunk in chunks)
+        self.size = sum(chunk.size for chunk in chunks)
+        self.slices = [piece for chunk in chunks for piece in chunk.slices]
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(p.tensor for p in self.slices))}
+        self.tensors = numbers.keys()
+        self._ends = {piece.tensor: piece.end for piece in self.slices}
+        hierarchical = all(tensors[name].params.hierarchical for name in numbers)
+        self.in_rows = first.rows > 0
+        self.hierarchical = hierarchical and not self.in_rows
+        self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
+        self.codec: Optional[AnyCodec] = None
+        if self.params is None:
+            self._coder = Values(self.dtype, self.slices, tensors)
+        else:
+            refused = [tensors[piece.tensor].refused for piece in self.slices]
+            parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
+            if self.in_rows:
+                self.codec = RowsCodec(self.params, first.rows, *parts)
+            else:
+                self.codec = MessageCodec(self.params, self.dtype, parts)
+            self._coder = self.codec
+        self.gpu: Optional[mx.Context] = None
+        self.undoable = False
+        self._attribute = operators.MessageAttribute(dtype=self.dtype)  # for `copy`
+        sizes = [piece.size for piece in self.slices]
+        self._sizes = dict(sizes=operators.listed(sizes))
+        self._side_by_side = tuple((0, begin) for begin in (0, *itertools.accumulate(sizes[:-1])))
+        self._absent: Dict[str, NDArray] = {}
+        super().__init__(self._coder.meter)
+
+    @property
+    def framed(self) -> bool:
+        """Whether payloads travel. Otherwise the engine sums values."""
+        return self.aggregated or self.gathered
+
+    @property
+    def runs_on_gpu(self) -> bool:
+        """Whether messages can be made on the GPU that holds the gradients."""
+        return self._coder.runs_on_gpu
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        """Expect gradients on this GPU from now on (see `runs_on_gpu`), or on the CPU if None."""
+        if gpu != self.gpu:
+            self._coder.move_to(gpu)
+            self.gpu = gpu
+
+    def encode(
+        self,
+        job: Job,
+        values: Optional[NDArray] = None,
+        framing: Optional[Mapping[str, Any]] = None,
+        out: Optional[NDArray] = None,
+    ) -> NDArray:
+        """The message of a job: payloads from `MessageCodec.compress`, or values.
+
+        `values`, if given, replace the gradients. They are the values of all chunks side by side,
+        already multiplied by scale and factor.
+        """
+        scale, factor = job.scale, job.factor
+        if values is not None:
+            arrays, places, scale, factor = [values], self._side_by_side, 1.0, None
+        elif self.gpu is not None:
+            arrays, places = _together(self._on_gpu(job.gradients, "sum_on"))
+        else:
+            arrays, places = self._arrays(job.gradients, "own")
+        ratio, step = job.ratios.get(self.slices[0].tensor, 1.0), job.step
+        return self._coder.compress(arrays, places, scale, ratio, framing, out, factor, step)
+
+    def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
+        """Write this worker's own values of all slices side by side, times scale and factor.
+
+        If `metered`, the meter counts this copy in place of `encode`.
+        """
+        arrays, places = self._arrays(job.gradients, "own")
+        meter = dict(meter=self._meter, step=job.step) if metered else {}
+        values = dict(scale=job.scale, out=to, factor=job.factor)
+        return fused(self._attribute, arrays, places, self._sizes, **values, **meter)
+
+    def deliver(
+        self,
+        received: Sequence[NDArray],
+        gradients: Gradients,
+        count: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Decode the received messages, and write the sum to the gradients."""
+        if self.gpu is None:
+            arrays, places = self._arrays(gradients, "result")
+            self._coder.decompress(received, arrays, places, count, framing)
+            return
+        rooms = self._on_gpu(gradients, "room_on")
+        self._coder.decompress(received, *_together(rooms), count, framing)
+        for piece, (array, begin) in zip(self.slices, rooms):
+            if piece.tensor in gradients:
+                gradients[piece.tensor].spread(array, begin, piece)
+
+    def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
+        """The arrays that hold the slices. For each slice: the index of its array, and its offset.
+
+        A tensor that takes no part in this step travels as zeros.
+        """
+        arrays = [
+            getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
+            for name, end in self._ends.items()
+        ]
+        return arrays, self._places
+
+    def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
+        """For each slice: an array on the GPU that holds it, and its offset in that array."""
+        return [
+            getattr(gradients[piece.tensor], which)(self.gpu, piece)
+            if piece.tensor in gradients
+            else (self._nothing(piece.size, which), 0)
+            for piece in self.slices
+        ]
+
+    def _nothing(self, size: int, which: str) -> NDArray:
+        """An array for a tensor that takes no part: zeros to send, or room for an unused result."""
+        context = self.gpu or mx.cpu()
+        name = f"{which} {size} {context}"
+        if name not in self._absent:
+            self._absent[name] = mx.nd.zeros(size, context, dtype=self.dtype)
+        return self._absent[name]
+
+    def shares(self) -> List[Tuple[str, float]]:
+        """For each slice: its tensor, and its share of the message's bytes."""
+        if self.codec is not None:
+            sizes = [codec.payload_bytes for codec in self.codec.codecs]
+        else:
+            sizes = [piece.size for piece in self.slices]
+        total = sum(sizes)
+        return [(piece.tensor, size / total) for piece, size in zip(self.slices, sizes)]
+
+
+def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Places]:
+    """Each distinct array once; for each slice: the index of its array, and its offset."""
+    arrays = {id(array): array for array, _ in slices}
+    numbers = {key: number for number, key in enumerate(arrays)}
+    return list(arrays.values()), tuple((numbers[id(array)], begin) for array, begin in slices)

@@ -1,0 +1,294 @@
+"""Compresses and decompresses messages in MXNet, with error feedback and momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from ... import kernels
+from ...compression import CompressionParams
+from ...compression.stream import Stream
+from ..engine import operators
+from ..engine.operators import MessageRows, Places
+from .message_memory import MessageMemory
+
+
+@dataclass(frozen=True)
+class Part:
+    """One chunk of a message.
+
+    Parameters
+    ----------
+    size : int
+        Number of elements.
+    start : tuple of two int, optional
+        The first state of its random stream, if the compressor draws random numbers.
+    refused : str
+        The chunk's name in the error about a NaN or an infinity; "": there is no such error.
+    """
+
+    size: int
+    start: Optional[Tuple[int, int]] = None
+    refused: str = ""
+
+
+class MessageCodec:
+    """Compresses, aggregates and decompresses the chunks of a message, step after step.
+
+    With gradient g (times the scale), momentum m, residual e, compressor C and decompressor D::
+
+        m = mu m + g;  g = g + mu m       Nesterov momentum
+        p = g + r e;   e = p - D(C(p))    error feedback
+
+    The payload is C(p). r is previous / current learning rate, or 1 for "vanilla" feedback. DGC has
+    formulas of its own. All calls are queued on MXNet's engine and return at once.
+
+    Momentum before compression is from Zheng et al. 2019 ("Communication-Efficient Distributed
+    Blockwise Momentum SGD with Error-Feedback"). Error feedback is from Seide et al. 2014 ("1-Bit
+    Stochastic Gradient Descent") and Karimireddy et al. 2019 ("Error Feedback Fixes SignSGD").
+
+    Parameters
+    ----------
+    params : CompressionParams
+        With a compressor; the same for all chunks.
+    dtype : str
+        The dtype of the arithmetic and the state: "float32" or "float64".
+    parts : sequence of Part
+        The chunks.
+
+    Attributes
+    ----------
+    memory : MessageMemory
+        Residuals and momentum.
+    """
+
+    def __init__(self, params: CompressionParams, dtype: str, parts: Sequence[Part]) -> None:
+        self._params, self._dtype, self.parts = params, dtype, tuple(parts)
+        self._epoch: Optional[int] = None
+        self._streams = [Stream(part.start) for part in parts]
+        self._drawn_alike: Dict[str, str] = {}
+        self.meter = operators.new_meter()
+        self._gpu: Optional[mx.Context] = None
+        self._pinned: Dict[str, NDArray] = {}
+        self._configure()
+        self.memory = MessageMemory(self.codecs, dtype)
+        self._refused = operators.refusing([part.refused for part in parts])
+
+    def _configure(self) -> None:
+        """Create the codecs and the operators' attributes, which may depend on the epoch."""
+        options = self._params.options(self._epoch)
+        name = self._params.compressor.name
+        self.codecs = [kernels.Codec(name, options, part.size, self._dtype) for part in self.parts]
+        first = self.codecs[0]
+        self.summable, self._draws_alike = first.traits.summable, first.traits.draws_alike
+        self.payload_bytes = sum(codec.payload_bytes for codec in self.codecs)
+        self._options = {"options": kernels.as_text(options)}
+        self._attribute = operators.MessageAttribute(
+            compressor=name,
+            dtype=self._dtype,
+            sizes=operators.listed(part.size for part in self.parts),
+            payload_bytes=self.payload_bytes,
+            summable=self.summable,
+        )
+
+    def rows(self) -> MessageRows:
+        """The layout of its messages in MXNet's parameter server."""
+        parts = tuple((codec.payload_bytes, codec.length_at) for codec in self.codecs)
+        return MessageRows(parts, in_one=self._params.compressor.full)
+
+    def _positions(self) -> Dict[str, str]:
+        """The positions of the chunks' random streams, which then advance."""
+        if not self._params.compressor.traits.draws:
+            return {}
+        taken = (stream.take(codec.draws) for stream, codec in zip(self._streams, self.codecs))
+        return {"positions": operators.listed(word for position in taken for word in position)}
+
+    def move_on(self) -> Dict[str, str]:
+        """Advance random streams and memory as a step does; return the attribute `positions`."""
+        self.memory.swap()
+        positions = self._positions()
+        if self._draws_alike:
+            self._drawn_alike = positions
+        return positions
+
+    def keep_earlier(self) -> None:
+        """Let `take_back` undo steps from now on."""
+        self.memory.keep_earlier()
+
+    def take_back(self) -> None:
+        """Undo the last `compress`, `aggregate` or `move_on`."""
+        self.memory.swap()
+        for stream in self._streams:
+            stream.take_back()
+
+    def _states(self) -> Tuple[List[NDArray], Dict[str, int]]:
+        """The arrays that an operator writes and reads, and the attributes that count them."""
+        arrays, earlier = self.memory.arrays, self.memory.earlier
+        return [*arrays, *earlier], dict(states=len(arrays), earlier=int(bool(earlier)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the compressor the epoch, counted from 0."""
+        self._epoch = epoch
+        self._configure()
+
+    def compress(
+        self,
+        gradients: Sequence[NDArray],
+        places: Places,
+        scale: float = 1.0,
+        ratio: float = 1.0,
+        framing: Optional[Mapping[str, Any]] = None,
+        out: Optional[NDArray] = None,
+        factor: Optional[NDArray] = None,
+        step: int = 0,
+    ) -> NDArray:
+        """Make a message of scale * gradients, after momentum and error feedback.
+
+        Parameters
+        ----------
+        gradients : sequence of NDArray
+            Of any shape, of the codec's dtype or float16, on the device that `move_to` set.
+        places : tuple of (int, int)
+            For each chunk, the index of its gradient and its offset there.
+        scale : float
+        ratio : float
+            Previous learning rate / current one, for feedback that is not "vanilla".
+        framing : mapping, optional
+            `MessageRows.framing_at` the rows to write. None: payloads side by side.
+        out : NDArray, optional
+            The array to write.
+        factor : NDArray, optional
+            Another multiplier of the gradients; float64, shape (1,).
+        step : int
+            The number of the exchange for the meter, from 1; 0: not counted.
+        """
+        positions = self.move_on()
+        framing, meters = framing or {}, (self.meter,)
+        rows, target = framing, out
+        if self._gpu:  # GPU operators have no meter and no framing; `_packed` does both
+            rows, meters, target = {}, (), None
+        factors = () if factor is None else (factor.as_in_context(self._gpu or mx.cpu()),)
+        states, counts = self._states()
+        layout = dict(**counts, metered=len(meters), clipped=len(factors), **rows)
+        values = dict(scale=float(scale), ratio=float(ratio), step=step)
+        message = operators.call(
+            "compress",
+            (*states, *meters, *gradients, *factors),
+            target,
+            **self._options,
+            **self._attribute("compress", layout, len(gradients), places, **values),
+            **positions,
+        )
+        return self._packed(message, framing, out, step) if self._gpu else message
+
+    def aggregate(
+        self,
+        messages: NDArray,
+        count: int,
+        threads: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> NDArray:
+        """Sum `count` messages in their order; return the sum's message, after error feedback."""
+        self.memory.swap()
+        states, counts = self._states()
+        layout = dict(**counts, count=count, threads=threads, **framing or {})
+        return operators.call(
+            "aggregate",
+            (messages, *states),
+            **self._options,
+            **self._attribute("aggregate", layout),
+            **self._positions(),
+        )
+
+    def decompress(
+        self,
+        messages: Sequence[NDArray],
+        gradients: Sequence[NDArray],
+        places: Places,
+        count: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Write the sum of `count` messages to the gradients; see `compress`."""
+        layout = dict(arrays=len(messages), count=count, metered=1, **framing or {})
+        meter, refused = self.meter, self._refused
+        if self._gpu:
+            messages = [self._unpacked(messages, layout).as_in_context(self._gpu)]
+            layout, meter, refused = dict(arrays=1, count=count, metered=0), None, {}
+        operators.call(
+            "decompress",
+            (*messages, *gradients),
+            meter,
+            **self._options,
+            **self._attribute("decompress", layout, len(gradients), places),
+            **self._drawn_alike,
+            **refused,
+        )
+
+    @cached_property
+    def _unread(self) -> NDArray:
+        """A meter that nobody reads, because another meter counts these messages."""
+        return operators.new_meter()
+
+    def unframed(
+        self, messages: Sequence[NDArray], out: NDArray, framing: Mapping[str, Any]
+    ) -> None:
+        """Write the payloads of framed messages side by side to `out`, uint8."""
+        layout = dict(arrays=len(messages), count=out.size // self.payload_bytes, **framing)
+        inputs = (*messages, self._unread)
+        operators.call("unpack", inputs, out, **self._options, **self._attribute("unpack", layout))
+
+    # Gradients on a GPU: payloads are copied through pinned memory
+
+    @cached_property
+    def runs_on_gpu(self) -> bool:
+        """Whether `move_to` a GPU is possible. If kernels are missing, the log says why, once."""
+        return self._params.compressor.runs_on_gpu()
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        """Expect gradients on this GPU from now on, or on the CPU if None."""
+        self._gpu = gpu
+        self.memory.move_to(gpu)
+
+    def _packed(
+        self, payloads: NDArray, framing: Mapping[str, Any], out: Optional[NDArray], step: int
+    ) -> NDArray:
+        """The message of payloads that a GPU made."""
+        host = self._pinned_memory("sent", payloads.size, payloads.dtype)
+        payloads.copyto(host)
+        message = self._attribute("pack", framing, step=step)
+        return operators.call("pack", (self.meter, host), out, **self._options, **message)
+
+    def _unpacked(self, messages: Sequence[NDArray], layout: Mapping[str, Any]) -> NDArray:
+        """The checked payloads of messages, in pinned memory."""
+        host = self._pinned_memory("received", layout["count"] * self.payload_bytes, np.uint8)
+        inputs, message = (*messages, self.meter), self._attribute("unpack", layout)
+        return operators.call("unpack", inputs, host, **self._options, **message, **self._refused)
+
+    def _pinned_memory(self, name: str, size: int, dtype: Any) -> NDArray:
+        """Pinned memory, which GPUs copy without the CPU; the same array each time."""
+        if name not in self._pinned or self._pinned[name].size != size:
+            self._pinned[name] = mx.nd.empty(size, mx.cpu_pinned(), dtype)
+        return self._pinned[name]
+
+    def layouts(self) -> List[kernels.Layout]:
+        """Shape and dtype of each array of `state`."""
+        return [codec.saved_layout() for codec in self.codecs]
+
+    def state(self) -> List[Dict[str, np.ndarray]]:
+        """For a checkpoint, each chunk's "stream", "residual" and "momentum", if it has them."""
+        states = self.memory.saved(self.codecs)
+        if self._params.compressor.traits.draws:
+            states = [{"stream": s.state(), **saved} for s, saved in zip(self._streams, states)]
+        return states
+
+    def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Restore a result of `state`."""
+        self.memory.load(self.codecs, states)
+        if self._params.compressor.traits.draws:
+            for stream, state in zip(self._streams, states):
+                stream.load_state(state["stream"])
