@@ -203,7 +203,7 @@ def test_the_front_end_of_mxnet_has_the_public_names_too():
 
 
 def test_one_file_of_the_front_end_of_pytorch_knows_gloo():
-    sources = {path.name: path.read_text() for path in (PACKAGE / "torch").glob("*.py")}
+    sources = {path.name: path.read_text() for path in (PACKAGE / "torch").rglob("*.py")}
     knowing = {name for name, source in sources.items() if '"gloo"' in source or "_gloo(" in source}
     assert knowing == {"gloo.py"}
 

@@ -15,15 +15,15 @@ from torch.nn import Module
 from torch.optim import SGD, Adam, Optimizer, RMSprop
 
 from ..options import is_whole
-from .broadcasts import broadcast_optimizer_state, broadcast_parameters
+from .byteps.broadcasts import broadcast_optimizer_state, broadcast_parameters
+from .byteps.push_pull import byteps_push_pull, poll, synchronize
+from .byteps.runtime import init, local_rank, local_size, rank, shutdown, size
 from .compression import Compression
-from .copies import kind_of
 from .crossing import CrossingAverager
-from .functions import byteps_push_pull, poll, synchronize
-from .optimizer import Averaging, DistributedOptimizer
-from .optimizer_hooks import watch_steps
-from .runtime import init, local_rank, local_size, rank, shutdown, size
-from .state import CompressionState
+from .gradients.optimizer_hooks import watch_steps
+from .gradients.state import CompressionState
+from .optimizer.copies import kind_of
+from .optimizer.distributed import Averaging, DistributedOptimizer
 
 __all__ = [
     "Compression",

@@ -14,11 +14,11 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from . import gpu
-from .averager import Averager, Bucket, UnderWay
 from .gates import Gates
-from .optimizer_hooks import param_groups, require_averaged
+from .gradients.optimizer_hooks import param_groups, require_averaged
+from .gradients.state import CompressionState
+from .optimizer.averager import Averager, Bucket, UnderWay
 from .pace import Pace, reordered
-from .state import CompressionState
 
 _MEASURED = 4  # steps that are measured before the buckets are reordered
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from ..compression import CompressionParams
 from . import groups
 from .all_gather import AllGather
+from .gradients.scaler import ScaleWatch, if_enabled
+from .gradients.settings import chosen_params, named, require_optimizer
 from .reduce_scatter import ReduceScatter
-from .scaler import ScaleWatch, if_enabled
-from .settings import chosen_params, named, require_optimizer
 from .sharded_compression import ShardedCompression
 from .shards import Shards
 from .small_residuals import Scratch

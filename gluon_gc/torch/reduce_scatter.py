@@ -16,13 +16,13 @@ from .coder_states import Tensors
 from .coding import Buffers, codings
 from .collectives import ToOwners
 from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
+from .gradients.scaler import ScaleWatch
+from .gradients.undo import Undo, is_nonzero
 from .header import Stamp
 from .job import Job
-from .scaler import ScaleWatch
 from .sharded_compression import Unit
 from .shards import Shards
 from .small_residuals import Scratch, SmallResiduals, small_residuals
-from .undo import Undo, is_nonzero
 
 
 class ReduceScatter(Unit):

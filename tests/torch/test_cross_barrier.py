@@ -14,8 +14,9 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
 import gluon_gc.torch as bps
-from gluon_gc.torch import averager, pace
+from gluon_gc.torch import pace
 from gluon_gc.torch.cross_barrier import CrossBarrier
+from gluon_gc.torch.optimizer import averager
 from tests.torch.common import (
     ONEBIT,
     TOPK,

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gluon_gc.torch import averager, staging
+from gluon_gc.torch import staging
+from gluon_gc.torch.optimizer import averager
 
 
 def zeros(device):

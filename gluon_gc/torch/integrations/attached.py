@@ -9,13 +9,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..algorithm_state import AlgorithmState
-from ..copies import Distributed
+from ..algorithms.state import AlgorithmState
+from ..ddp import compression_hook
 from ..exchange import Exchange
-from ..hook import compression_hook
-from ..optimizer import DistributedOptimizer
-from ..optimizer_hooks import unwrapped
-from ..state import CompressionState
+from ..gradients.optimizer_hooks import unwrapped
+from ..gradients.state import CompressionState
+from ..optimizer.copies import Distributed
+from ..optimizer.distributed import DistributedOptimizer
 from ..state_dicts import StateDict, if_all_fit
 from .local_gradients import local_gradients_hook
 

@@ -7,7 +7,7 @@ types, not with strings.
 import torch
 import torch.distributed as dist
 
-from ..algorithm_state import AlgorithmState
+from ..algorithms.state import AlgorithmState
 from ..job import future_on
 
 

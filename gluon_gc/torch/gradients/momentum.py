@@ -19,7 +19,7 @@ from typing import Collection, Dict, Iterable, List, Mapping, Optional, Tuple
 import torch
 from torch.optim import Optimizer
 
-from ..compression.momentum import require_linear
+from ...compression.momentum import require_linear
 from .optimizer_hooks import param_groups
 
 _in_use: weakref.WeakSet[Momentum] = weakref.WeakSet()

@@ -35,8 +35,8 @@ import torch
 from torch.autograd import Variable
 from torch.optim import Optimizer
 
-from ..log import logger
-from . import gpu
+from ...log import logger
+from .. import gpu
 from .optimizer_hooks import (
     Arguments,
     closure_of,

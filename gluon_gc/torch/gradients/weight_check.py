@@ -8,8 +8,8 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
 import torch
 from torch.optim import Optimizer
 
-from .. import weight_samples
-from . import gpu, staging
+from ... import weight_samples
+from .. import gpu, staging
 from .optimizer_hooks import steps_any, watch_while_alive
 
 

@@ -7,25 +7,21 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from ..agreement import Facts
-from ..algorithms import Algorithm
-from ..algorithms.driver import Driver
-from ..algorithms.requirements import (
-    first_values,
-    require_fitting_compression,
-    require_floats,
-)
-from ..auto.algorithm import AutomaticAlgorithm, Decision
-from ..auto.algorithms import automatic as automatic_of
-from ..compression import CompressionParams
-from ..log import logger
-from ..options import checked_epoch
-from . import algorithm_saving, automatic, closing, gpu, stats
+from ...agreement import Facts
+from ...algorithms import Algorithm
+from ...algorithms.driver import Driver
+from ...algorithms.requirements import first_values, require_fitting_compression, require_floats
+from ...auto.algorithm import AutomaticAlgorithm, Decision
+from ...auto.algorithms import automatic as automatic_of
+from ...compression import CompressionParams
+from ...log import logger
+from ...options import checked_epoch
+from .. import algorithm_saving, automatic, closing, gpu, stats
+from ..gradients.optimizer_hooks import require_averaged
+from ..gradients.settings import chosen_params, facts_of, named
 from .adam import WrappedAdam, require_adam, require_settings
-from .optimizer_hooks import require_averaged
 from .own_gradients import fill_gradients, first_nonfinite, require_unfrozen
 from .rounds import Rounds
-from .settings import chosen_params, facts_of, named
 
 Overrides = Mapping[str, Optional[Mapping[str, Any]]]
 

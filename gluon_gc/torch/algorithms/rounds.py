@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from ..agreement import Facts
-from ..algorithms.base import Arrays, Round, Shapes
-from ..algorithms.driver import is_declared, undeclared
-from ..compression import CompressionParams
-from ..plan import Tensor
-from . import staging
-from .declared_tensor import DeclaredTensor, declared
-from .exchange import Exchange
+from ...agreement import Facts
+from ...algorithms.base import Arrays, Round, Shapes
+from ...algorithms.driver import is_declared, undeclared
+from ...compression import CompressionParams
+from ...plan import Tensor
+from .. import staging
+from ..declared_tensor import DeclaredTensor, declared
+from ..exchange import Exchange
+from ..job import Job, future_on, resolving
+from ..pipeline import Pipeline
 from .framework import PyTorch
-from .job import Job, future_on, resolving
 from .own_gradients import is_frozen
-from .pipeline import Pipeline
 
 Tensors = Dict[str, torch.Tensor]
 

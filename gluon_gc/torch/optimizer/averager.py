@@ -11,9 +11,9 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from ..options import is_whole
-from .optimizer_hooks import require_averaged
-from .state import CompressionState
+from ...options import is_whole
+from ..gradients.optimizer_hooks import require_averaged
+from ..gradients.state import CompressionState
 
 _BUCKET_BYTES = 4 * 2**20  # the approximate size of a bucket of gradients
 

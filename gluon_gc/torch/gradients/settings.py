@@ -9,12 +9,12 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 import torch
 from torch.optim import Optimizer
 
-from ..agreement import Facts
-from ..compression import CompressionParams, parse, warn_of_ignored, warn_of_plain_adam
-from ..compression.momentum import has_nesterov
-from ..options import first_match, require_matches
-from ..plan import params_for_dimensions
-from . import gpu
+from ...agreement import Facts
+from ...compression import CompressionParams, parse, warn_of_ignored, warn_of_plain_adam
+from ...compression.momentum import has_nesterov
+from ...options import first_match, require_matches
+from ...plan import params_for_dimensions
+from .. import gpu
 from .optimizer_hooks import param_groups
 
 _WRAPPERS = ("module.", "_orig_mod.")  # name prefixes of DistributedDataParallel, torch.compile

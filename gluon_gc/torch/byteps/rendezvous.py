@@ -15,14 +15,14 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch.distributed as dist
 
-from .. import env
-from ..env import Cluster, ConfigurationError
-from ..launch import places
-from ..launch.joining import join
-from ..launch.leaving import ending
-from ..launch.lifeline import Lifeline
-from ..launch.places import Place
-from . import groups
+from ... import env
+from ...env import Cluster, ConfigurationError
+from ...launch import places
+from ...launch.joining import join
+from ...launch.leaving import ending
+from ...launch.lifeline import Lifeline
+from ...launch.places import Place
+from .. import groups
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # the default of torch.distributed
 _GRACE = 2  # seconds that worker 0 waits longer, so that the others still reach its store

@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from .. import integers
-from ..compression import CompressionParams
-from ..plan import Tensor
-from . import gathering, gpu, groups, staging
-from .declared_tensor import declared
-from .exchange import Exchange
-from .header import SAME
-from .job import Job, resolving
-from .pipeline import Pipeline
-from .sparse import SparseJob, SparseSum
+from ... import integers
+from ...compression import CompressionParams
+from ...plan import Tensor
+from .. import gathering, gpu, groups, staging
+from ..declared_tensor import declared
+from ..exchange import Exchange
+from ..header import SAME
+from ..job import Job, resolving
+from ..pipeline import Pipeline
+from ..sparse import SparseJob, SparseSum
 
 
 class Handle:

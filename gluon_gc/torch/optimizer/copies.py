@@ -6,7 +6,7 @@ from typing import Any, Mapping, Tuple, Type
 
 from torch.optim import Optimizer
 
-from .optimizer_hooks import watch_steps
+from ..gradients.optimizer_hooks import watch_steps
 
 
 class Distributed:

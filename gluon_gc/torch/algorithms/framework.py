@@ -7,7 +7,7 @@ from typing import Iterable
 import numpy as np
 import torch
 
-from . import gpu
+from .. import gpu
 
 
 class PyTorch:

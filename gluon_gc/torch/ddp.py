@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from . import staging
-from .state import CompressionState
+from .gradients.state import CompressionState
 
 
 def compression_hook(

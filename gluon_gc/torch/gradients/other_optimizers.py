@@ -8,7 +8,7 @@ from typing import Any, Mapping
 import torch
 from torch.optim import Optimizer
 
-from .gradient_compression import GradientCompression
+from .compression import GradientCompression
 from .optimizer_hooks import contained, param_groups, watch_while_alive
 
 

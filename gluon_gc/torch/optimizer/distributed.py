@@ -8,16 +8,16 @@ from typing import Any, ContextManager, Iterable, Iterator, Mapping, Optional, T
 import torch
 from torch.optim import Optimizer
 
-from .. import algorithms
-from ..options import is_whole
-from . import single_averager
-from .algorithm import with_algorithm
+from ... import algorithms
+from ...options import is_whole
+from ..algorithms.optimizer import with_algorithm
+from ..compression import Compression, params_of
+from ..gradients import single_averager
+from ..gradients.optimizer_hooks import unwrapped
+from ..gradients.scaler import wait_before_unscaling
+from ..gradients.state import CompressionState
 from .averager import Averager, checked_passes
-from .compression import Compression, params_of
 from .copies import Distributed, kind_of, restore
-from .optimizer_hooks import unwrapped
-from .scaler import wait_before_unscaling
-from .state import CompressionState
 
 
 class Averaging(Distributed):

@@ -20,23 +20,18 @@ import torch.distributed as dist
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from ..options import checked_epoch
-from ..plan import require_on_nonfinite
-from . import saving, single_averager, stats
-from .exchange import Exchange
-from .gradient_compression import GradientCompression
-from .gradient_steps import GradientSteps
+from ...options import checked_epoch
+from ...plan import require_on_nonfinite
+from .. import saving, stats
+from ..exchange import Exchange
+from . import single_averager
+from .compression import GradientCompression
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import unwrapped
 from .registration import require_hook
 from .scaler import if_enabled
-from .settings import (
-    chosen_params,
-    named,
-    require_frozen,
-    require_no_momentum,
-    require_optimizer,
-)
+from .settings import chosen_params, named, require_frozen, require_no_momentum, require_optimizer
+from .steps import GradientSteps
 
 _A_COPY = (
     "this is a copy of a CompressionState, which cannot average gradients: make a new one, and "

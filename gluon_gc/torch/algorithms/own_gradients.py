@@ -6,7 +6,7 @@ from typing import Iterable, Mapping
 
 import torch
 
-from ..algorithms import Algorithm
+from ...algorithms import Algorithm
 
 
 def is_frozen(parameter: torch.nn.Parameter) -> bool:

@@ -8,17 +8,17 @@ import torch
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from ..learning_rates import LearningRates
-from ..log import logger
-from . import closing, header, staging
-from .gradient_compression import GradientCompression
-from .job import Job, future_on, resolving
+from ...learning_rates import LearningRates
+from ...log import logger
+from .. import closing, header, staging
+from ..job import Job, future_on, resolving
+from ..sparse import SparseJob
+from .compression import GradientCompression
 from .momentum import Momentum
 from .optimizer_hooks import around_update, param_groups, weakly
 from .other_optimizers import OtherOptimizers
 from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
-from .sparse import SparseJob
 from .undo import Undo
 from .weight_check import WeightCheck
 

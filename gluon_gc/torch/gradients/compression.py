@@ -8,12 +8,12 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 import torch
 import torch.distributed as dist
 
-from .. import env
-from ..compression import CompressionParams, candidates
-from ..plan import applies_momentum, travels_compressed
-from . import automatic
-from .declared_tensor import DeclaredTensor, declared
-from .exchange import Exchange
+from ... import env
+from ...compression import CompressionParams, candidates
+from ...plan import applies_momentum, travels_compressed
+from .. import automatic
+from ..declared_tensor import DeclaredTensor, declared
+from ..exchange import Exchange
 
 
 class GradientCompression:

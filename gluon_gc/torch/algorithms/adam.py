@@ -7,9 +7,9 @@ from typing import Any, Dict, Iterator, Mapping, Tuple
 import torch
 from torch.optim import Adam, AdamW, Optimizer
 
-from ..algorithms.adam import Update
-from .copies import kind_of
-from .optimizer_hooks import param_groups
+from ...algorithms.adam import Update
+from ..gradients.optimizer_hooks import param_groups
+from ..optimizer.copies import kind_of
 
 _REFUSED = ("amsgrad", "maximize", "fused", "capturable", "differentiable")
 """Settings of a parameter group that change the update or the place of the step count."""

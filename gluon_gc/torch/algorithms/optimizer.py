@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from ..algorithms import Algorithm
-from ..algorithms.requirements import require_on_nonfinite
-from .algorithm_state import AlgorithmState, Overrides
-from .averager import checked_passes
-from .copies import Distributed, kind_of
-from .scaler import if_enabled
+from ...algorithms import Algorithm
+from ...algorithms.requirements import require_on_nonfinite
+from ..gradients.scaler import if_enabled
+from ..optimizer.averager import checked_passes
+from ..optimizer.copies import Distributed, kind_of
+from .state import AlgorithmState, Overrides
 
 
 class Stepping(Distributed):

@@ -10,9 +10,10 @@ from typing import Union
 
 import torch.distributed as dist
 
-from .. import env
-from ..log import logger
-from . import closing, groups, rendezvous
+from ... import env
+from ...log import logger
+from .. import closing, groups
+from . import rendezvous
 
 _GLOO_CLEANUP_SECONDS = 0.1
 _rounds = itertools.count()  # numbers the calls of init, so that each has its own store keys
@@ -63,7 +64,7 @@ def shutdown() -> None:
 
     Nothing can be exchanged afterwards.
     """
-    from .functions import forget
+    from .push_pull import forget
 
     forget()
     closing.close_all()

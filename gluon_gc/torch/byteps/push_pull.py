@@ -6,8 +6,8 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 
-from ..compression import CompressionParams, byteps
-from .compression import Compression
+from ...compression import CompressionParams, byteps
+from ..compression import Compression
 from .single_tensors import Handle, SingleTensors
 
 _tensors: Optional[SingleTensors] = None
