@@ -14,15 +14,15 @@ import torch.distributed as dist
 
 from . import header, staging
 from .coder import coder_on
-from .coder_states import Tensors
 from .coding import Buffers, Coding, codings
 from .collectives import ToAll, WireSize
 from .exchanged_chunk import PLAIN, ExchangedChunk
 from .gathered_copies import GatheredCopies, check
 from .header import Stamp
 from .job import Job
-from .sharded_compression import Unit
-from .shards import Shards
+from .state.coder_states import Tensors
+from .state.sharded import Unit
+from .state.shards import Shards
 
 _MESSAGE, _BROADCAST = 1, 2  # flags: the shard is in the message, or is broadcast later
 

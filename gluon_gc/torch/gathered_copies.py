@@ -21,10 +21,11 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 import torch
 import torch.distributed as dist
 
-from ..checkpoint import fitting
-from . import staging, state_dicts
-from .coder_states import Tensors
-from .shards import Shards
+from ..state import fitting
+from . import staging
+from .state import state_dicts
+from .state.coder_states import Tensors
+from .state.shards import Shards
 
 _LARGE = 1 / 8  # the largest change by an optimizer, as a share of the values' norm
 

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..checkpoint import fitting
 from ..plan import Chunk
-from . import coder_states, groups, header, staging, state_dicts
+from ..state import fitting
+from . import groups, header, staging
 from .coder import Coders
-from .coder_states import Tensors
 from .coding import Buffers, codings
 from .collectives import ToOwners
 from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
@@ -20,9 +19,11 @@ from .gradients.scaler import ScaleWatch
 from .gradients.undo import Undo, is_nonzero
 from .header import Stamp
 from .job import Job
-from .sharded_compression import Unit
-from .shards import Shards
-from .small_residuals import Scratch, SmallResiduals, small_residuals
+from .state import coder_states, state_dicts
+from .state.coder_states import Tensors
+from .state.sharded import Unit
+from .state.shards import Shards
+from .state.small_residuals import Scratch, SmallResiduals, small_residuals
 
 
 class ReduceScatter(Unit):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_gc import checkpoint
+from gluon_gc import state as checkpoint
 from gluon_gc.compression import parse
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from gluon_gc import checkpoint
+from gluon_gc import state as checkpoint
 from tests.saved.mxnet_states import BY_WORKERS, FILE, OTHERS, requests_to_load, run
 
 CASES = [

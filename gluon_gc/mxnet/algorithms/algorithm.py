@@ -17,9 +17,9 @@ from ...algorithms import Algorithm, Round
 from ...algorithms.driver import Driver, is_declared, undeclared
 from ...auto.algorithm import AutomaticAlgorithm, Decision
 from ...auto.algorithms import automatic
-from ...checkpoint import Place
-from ...checkpoint.cutting import Arrays
 from ...plan import Tensor
+from ...state import Place
+from ...state.cutting import Arrays
 from ..exchange.dropped import withdraw_dropped
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy, params_for, sum_over_contexts

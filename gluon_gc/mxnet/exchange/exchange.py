@@ -25,10 +25,10 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, plan
 from ...agreement import Facts
-from ...checkpoint import Place
 from ...compression import stream
 from ...plan import Chunk, Tensor
 from ...random_streams import StreamStarts
+from ...state import Place
 from .channel import AnyCodec, Channel
 from .channels import AnyChannel, Channels
 from .codec import MessageCodec, Part

@@ -10,8 +10,8 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from ...algorithms.driver import Driver, is_arriving
-from ...checkpoint import LOCAL, OF_ALL, Place
-from ...checkpoint.cutting import Arrays
+from ...state import LOCAL, OF_ALL, Place
+from ...state.cutting import Arrays
 from ..trainer.parameters import first_copy, spread
 
 _PARAMETER = "parameter"

@@ -11,12 +11,12 @@ from typing import Any, Dict, Sequence, Set, Tuple, Union
 import numpy as np
 from mxnet.gluon import Parameter
 
-from ... import checkpoint
+from ... import state as checkpoint
 from ...algorithms.driver import undivided
-from ...checkpoint import LOCAL, OF_ALL, Place, fitting, matching
-from ...checkpoint.cutting import Arrays
-from ...checkpoint.loading import if_all_can
 from ...log import logger
+from ...state import LOCAL, OF_ALL, Place, fitting, matching
+from ...state.cutting import Arrays
+from ...state.loading import if_all_can
 from ..trainer.averaging import Averaging
 from . import tensor_states
 from .optimizer_states import OptimizerStates, read_stock

@@ -8,10 +8,10 @@ from typing import Collection, Dict, Optional
 import mxnet as mx
 import numpy as np
 
-from ...checkpoint import STREAM, fitting
-from ...checkpoint.cutting import Arrays
 from ...compression import CompressionParams
 from ...plan import Tensor
+from ...state import STREAM, fitting
+from ...state.cutting import Arrays
 from ..exchange.exchange import Exchange
 from . import tensor_states
 

@@ -11,9 +11,9 @@ from typing import Collection, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from ...checkpoint import STREAM, Layout, Place
-from ...checkpoint.cutting import Arrays, Saved
 from ...plan import Slice
+from ...state import STREAM, Layout, Place
+from ...state.cutting import Arrays, Saved
 from ..exchange.channel import Channel
 from ..exchange.exchange import Exchange, States
 

@@ -13,9 +13,9 @@ from mxnet.ndarray import NDArray
 from ...auto import selection
 from ...auto.algorithm import AutomaticAlgorithm, Decision
 from ...auto.choice import Measured
-from ...checkpoint.matching import pairs
 from ...compression import CompressionParams, candidates
 from ...plan import Tensor
+from ...state.matching import pairs
 from ..exchange.exchange import Exchange
 from . import probe
 

@@ -25,10 +25,10 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from ...agreement import Facts
-from ...checkpoint import Place
-from ...checkpoint.cutting import Arrays
 from ...learning_rates import LearningRates
 from ...plan import Tensor
+from ...state import Place
+from ...state.cutting import Arrays
 from ..exchange.exchange import Exchange
 from . import optimizer_facts as trainer_facts
 from .amp import AgreedLossScaler

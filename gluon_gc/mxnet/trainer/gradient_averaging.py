@@ -12,10 +12,10 @@ from mxnet.optimizer import Optimizer
 
 from ... import env
 from ...agreement import Facts
-from ...checkpoint import OF_ALL, Place
-from ...checkpoint.cutting import Arrays
 from ...log import logger
 from ...plan import applies_momentum, travels_compressed
+from ...state import OF_ALL, Place
+from ...state.cutting import Arrays
 from ..engine.operators import clip_factor
 from ..exchange.dropped import withdraw_dropped
 from ..exchange.exchange import Exchange

@@ -16,9 +16,10 @@ from ...auto.algorithms import automatic as automatic_of
 from ...compression import CompressionParams
 from ...log import logger
 from ...options import checked_epoch
-from .. import algorithm_saving, automatic, closing, gpu, stats
+from .. import automatic, closing, gpu, stats
 from ..gradients.optimizer_hooks import require_averaged
 from ..gradients.settings import chosen_params, facts_of, named
+from ..state import algorithms as algorithm_saving
 from .adam import WrappedAdam, require_adam, require_settings
 from .own_gradients import fill_gradients, first_nonfinite, require_unfrozen
 from .rounds import Rounds

@@ -22,8 +22,9 @@ from torch.optim import Optimizer
 
 from ...options import checked_epoch
 from ...plan import require_on_nonfinite
-from .. import saving, stats
+from .. import stats
 from ..exchange import Exchange
+from ..state import gradients as saving
 from . import single_averager
 from .compression import GradientCompression
 from .momentum import Momentum, momentum_of

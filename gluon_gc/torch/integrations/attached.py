@@ -16,7 +16,7 @@ from ..gradients.optimizer_hooks import unwrapped
 from ..gradients.state import CompressionState
 from ..optimizer.copies import Distributed
 from ..optimizer.distributed import DistributedOptimizer
-from ..state_dicts import StateDict, if_all_fit
+from ..state.state_dicts import StateDict, if_all_fit
 from .local_gradients import local_gradients_hook
 
 _SAVING = "save a checkpoint"

@@ -27,12 +27,12 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from .... import agreement, env, plan
 from ....agreement import Message
 from ....auto.choice import Topology
-from ....checkpoint import Place
 from ....env import Cluster
 from ....launch.leaving import ending
 from ....launch.progress import Progress
 from ....launch.stall_watch import StallWatch
 from ....plan import Slice
+from ....state import Place
 from ...exchange.channel import Channel
 from ...exchange.gradient import Gradient
 from ...exchange.job import Job

@@ -15,13 +15,13 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .... import agreement, env
 from ....agreement import Message
-from ....checkpoint import Place
 from ....launch.leaving import ending
 from ....launch.machine import Machine
 from ....launch.neighbours import Neighbours
 from ....launch.progress import Progress
 from ....launch.stall_watch import StallWatch
 from ....plan import Chunk
+from ....state import Place
 from ...exchange.channel import Channel
 from ...exchange.exchange import Exchange
 from ...exchange.gradient import Gradient

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ..checkpoint import States, fitting
-from ..checkpoint.cutting import Arrays
-from ..compression import CompressionParams
-from ..log import logger
+from ...compression import CompressionParams
+from ...log import logger
+from ...state import States, fitting
+from ...state.cutting import Arrays
+from ..exchange import Exchange
 from . import coder_states
-from .exchange import Exchange
 from .state_dicts import NOUN
 
 

@@ -15,8 +15,8 @@ from typing import Collection, Dict, Iterable, Iterator, List, Sequence, Tuple
 import numpy as np
 import torch
 
-from . import gpu
-from .exchanged_chunk import ExchangedChunk
+from .. import gpu
+from ..exchanged_chunk import ExchangedChunk
 
 _BLOCK = 128
 _BITS = 7  # of abs(q)

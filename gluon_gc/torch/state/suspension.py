@@ -8,16 +8,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..checkpoint import STREAM, Place
-from ..compression import CompressionParams
-from ..options import is_whole
-from . import coder_states, groups, saving
-from .byteps import push_pull as functions
-from .byteps import rendezvous, runtime
-from .byteps.rendezvous import Meeting
-from .gathering import gather
-from .gradients.state import CompressionState
-from .optimizer.averager import Averager, averagers
+from ...compression import CompressionParams
+from ...options import is_whole
+from ...state import STREAM, Place
+from .. import groups
+from ..byteps import push_pull as functions
+from ..byteps import rendezvous, runtime
+from ..byteps.rendezvous import Meeting
+from ..gathering import gather
+from ..gradients.state import CompressionState
+from ..optimizer.averager import Averager, averagers
+from . import coder_states
+from . import gradients as saving
 
 _SUSPENDED = "call bps.resume() first: the workers have called bps.suspend()"
 

@@ -17,14 +17,14 @@ from typing import (
 
 import torch
 
-from ..agreement import Facts
-from ..checkpoint import fitting
-from ..checkpoint.loading import if_all_can
-from ..compression import CompressionParams
-from .gathering import Gather, agree
+from ...agreement import Facts
+from ...compression import CompressionParams
+from ...state import fitting
+from ...state.loading import if_all_can
+from ..gathering import Gather, agree
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from ..exchange import Exchange
 
 StateDict = Mapping[str, Any]
 Description = Mapping[str, Any]

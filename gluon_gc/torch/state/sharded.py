@@ -8,11 +8,11 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from ..checkpoint import fitting
+from ...state import fitting
+from ..gathering import gather
+from ..gradients.undo import Undo
 from . import state_dicts
 from .coder_states import Tensors
-from .gathering import gather
-from .gradients.undo import Undo
 from .shards import Shards
 
 

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 
 import torch
 
-from ..agreement import Facts
-from ..algorithms.base import State
-from ..algorithms.driver import is_arriving, undivided
-from ..algorithms.requirements import digest
-from ..auto.algorithm import Decision
-from ..checkpoint import States, fitting
-from ..checkpoint.cutting import Arrays
+from ...agreement import Facts
+from ...algorithms.base import State
+from ...algorithms.driver import is_arriving, undivided
+from ...algorithms.requirements import digest
+from ...auto.algorithm import Decision
+from ...state import States, fitting
+from ...state.cutting import Arrays
 from . import coder_states, resharding, state_dicts
 from .state_dicts import FORMAT, NOUN, StateDict
 
 if TYPE_CHECKING:
-    from .algorithms.state import AlgorithmState
-    from .exchange import Exchange
+    from ..algorithms.state import AlgorithmState
+    from ..exchange import Exchange
 
 _OWNER = "a DistributedOptimizer with an algorithm"
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 import torch
 
-from ..agreement import Facts
-from ..checkpoint import States, fitting
-from ..checkpoint.cutting import Arrays
+from ...agreement import Facts
+from ...state import States, fitting
+from ...state.cutting import Arrays
+from ..exchange import Exchange
+from ..gradients.momentum import Momentum
 from . import coder_states, resharding, state_dicts
-from .exchange import Exchange
-from .gradients.momentum import Momentum
 from .state_dicts import FORMAT, NOUN, Names, StateDict
 
 if TYPE_CHECKING:
-    from .gradients.state import CompressionState
+    from ..gradients.state import CompressionState
 
 _KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by kind of `Momentum.state`
 

@@ -29,14 +29,14 @@ from typing import (
 import numpy as np
 import torch
 
-from ..checkpoint import STREAM, Layout, Place, cutting, fitting
-from ..checkpoint.cutting import Arrays, Saved
-from ..plan import Chunk
-from .coder import Coder
-from .exchanged_chunk import ExchangedChunk
+from ...plan import Chunk
+from ...state import STREAM, Layout, Place, cutting, fitting
+from ...state.cutting import Arrays, Saved
+from ..coder import Coder
+from ..exchanged_chunk import ExchangedChunk
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from ..exchange import Exchange
 
 Tensors = Dict[str, Dict[str, torch.Tensor]]
 """The keys are NAME, and then NODE.KIND.BEGIN."""

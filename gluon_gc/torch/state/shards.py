@@ -9,13 +9,13 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
 import torch
 import torch.distributed as dist
 
-from .. import env, plan
-from ..checkpoint import fitting
-from ..compression import CompressionParams
-from .coder import Coder
-from .declared_tensor import DeclaredTensor, declared
-from .exchanged_chunk import ExchangedChunk
-from .gathering import agree, gather
+from ... import env, plan
+from ...compression import CompressionParams
+from ...state import fitting
+from ..coder import Coder
+from ..declared_tensor import DeclaredTensor, declared
+from ..exchanged_chunk import ExchangedChunk
+from ..gathering import agree, gather
 
 
 class Shard(NamedTuple):
