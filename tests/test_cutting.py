@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gluon_gc import kernels
 from gluon_gc.plan import Slice
 from gluon_gc.state import Place
-from gluon_gc.state.cutting import Saved, Spans, by_tensor, part
+from gluon_gc.state.chunks import Saved, Spans, by_tensor, part
 
 ROOM = 2**32
 

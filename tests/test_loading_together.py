@@ -6,7 +6,7 @@ import pytest
 
 from gluon_gc import agreement
 from gluon_gc.state import States, fitting
-from gluon_gc.state.loading import if_all_can
+from gluon_gc.state.fitting import if_all_can
 
 
 def agreeing(stated):

@@ -1,9 +1,14 @@
-"""Checkpoints: the file format, the checks when one is loaded, and the redistribution of states."""
+"""States that outlive a step: named arrays, their file, their checks, and who continues from them.
+
+An array has a key (`Place`). `file` writes and reads the arrays of a worker, `chunks` joins and
+cuts those of chunks, `fitting` checks whether they fit, and `division` divides them among workers.
+"""
 
 from .file import (
     LOCAL,
     OF_ALL,
     STREAM,
+    Arrays,
     Layout,
     Place,
     States,
@@ -18,6 +23,7 @@ __all__ = [
     "LOCAL",
     "OF_ALL",
     "STREAM",
+    "Arrays",
     "Layout",
     "Place",
     "States",

@@ -1,4 +1,4 @@
-"""Checks whether a checkpoint fits a trainer, and redistributes states among other workers.
+"""Checks whether saved states fit those who load them, and matches their parameters.
 
 In the errors, "there" is the file and "here" is the trainer.
 """
@@ -6,17 +6,34 @@ In the errors, "there" is the file and "here" is the trainer.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+import re
+from contextlib import suppress
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
-import numpy as np
+from ..log import logger
+from ..options import require_different
+from .file import STREAM, Arrays, Layout, States
 
-from .. import kernels
-from .cutting import Arrays
-from .file import STREAM, Layout, States
-
+_SAME = ("shape", "dtype")  # keys of a parameter that must be equal
+_REFUSED = "that it refuses"
 _OF_PAYLOADS = ("fixed_width",)  # options that affect neither residual nor momentum
 
 Header = Mapping[str, Any]
+Prepared = TypeVar("Prepared")
+Facts = Sequence[Tuple[str, Mapping[str, Any]]]
+"""The type of `gluon_gc.agreement.Facts`."""
 
 
 def as_read(header: Header) -> Dict[str, Any]:
@@ -87,20 +104,8 @@ def check_arrays(
 ) -> None:
     """Raise ValueError unless a file has all elements of the expected arrays of each tensor.
 
-    Parameters
-    ----------
-    name : str
-        The name of the file.
-    arrays : dict
-        The arrays of the file. Their tensors have the names in the store.
-    layout : dict
-        The expected arrays.
-    called : mapping
-        The name of each parameter, by the name of its tensor in the store.
-    strict : bool
-        Whether every array must be in both the file and the trainer.
-    remedy : str
-        How to load the file all the same.
+    `called` has the parameters' names by the names of their tensors. With `strict`, every array
+    must be in both the file and the trainer. `remedy` says how to load the file all the same.
     """
     advice = f": {remedy}" if remedy else ""
     there = _totals({place: (a.shape, a.dtype.name) for place, a in arrays.items()})
@@ -129,12 +134,9 @@ def _totals(layout: Layout) -> Dict[Tuple[Any, ...], str]:
 
 
 def in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, States]]:
-    """Sort the files of all workers by rank.
+    """Sort the files of all workers by rank; ValueError unless there is one for each.
 
-    Raises
-    ------
-    ValueError
-        A rank is missing or has two files, or the files are not from one cluster and step.
+    They must be from one cluster and step.
     """
     if not files:
         raise ValueError("a list of files must have one file for each rank, got none")
@@ -165,15 +167,8 @@ def check_ranks(
 ) -> None:
     """Raise ValueError unless files were saved by the right workers.
 
-    Parameters
-    ----------
-    files : sequence of (str, States)
-        This worker's own file, or, if `several`, the result of `in_order_of_ranks`.
-    several : bool
-    world_size, rank : int
-        The number of workers now, and the rank of this one.
-    remedy : str
-        How to load the files of another number of workers.
+    `files` is this worker's own file, or, if `several`, the result of `in_order_of_ranks`. `remedy`
+    says how to load the files of another number of workers.
     """
     for number, (name, states) in enumerate(files):
         expected = {"world_size": len(files), "rank": number}
@@ -183,79 +178,113 @@ def check_ranks(
             check(name, key, states.header[key], value, remedy if key == "world_size" else "")
 
 
-class Share(NamedTuple):
-    """How the residuals of a tensor are divided among the workers of a new cluster.
+# Parameters
 
-    Parameters
-    ----------
-    before, now : int
-        How many residuals there were and are. There is one for each worker, or one for each machine
-        if the workers of a machine sum their gradients first.
-    number : int
-        The number of this worker, or of its machine.
-    draws_alike : bool
-        Whether all nodes draw the same random numbers.
+
+def numbers_of_parameters(
+    name: str, there: Sequence[Header], here: Sequence[Header], strict: bool
+) -> Dict[int, int]:
+    """Map the numbers of parameters in a file to their numbers in the trainer, or ValueError.
+
+    Parameters match by name. If names differ, but all shapes and dtypes are equal, parameters match
+    by their order in the network. Gluon numbers the blocks of a process, so names may change.
+    This also matches parameters that share a name. Otherwise, if not `strict`, only parameters with
+    equal names match.
     """
+    matching, by_name = pairs(there, here)
+    if not by_name:
+        if any(there[a]["name"] != here[b]["name"] for a, b in matching):
+            logger.warning(
+                "'%s': its parameters have other names, and are matched by their order", name
+            )
+    elif not len(matching) == len(there) == len(here):
+        _check_names(name, there, here, strict)
+    for a, b in matching:
+        called = f"{b} ('{there[a]['name']}' there, '{here[b]['name']}' here)"
+        has_state = there[a]["compression"] is not None  # a file lacks that of a frozen parameter
+        keys = (*_SAME, "compression") if has_state else _SAME
+        check_parameter(name, called, there[a], here[b], keys)
+    return dict(matching)
 
-    before: int
-    now: int
-    number: int
-    draws_alike: bool
 
+def pairs(there: Sequence[Header], here: Sequence[Header]) -> Tuple[List[Tuple[int, int]], bool]:
+    """Pair the numbers of parameters in a file and in the trainer; see `numbers_of_parameters`.
 
-def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share]) -> Arrays:
-    """A worker's arrays, computed from the arrays of all workers of another cluster.
-
-    It has no arrays of aggregators. Each worker gets an equal share of the sum of residuals and
-    momenta, so the sum stays the same. Each worker continues the random stream of rank 0, jumped
-    ahead to its own part unless all nodes draw the same numbers.
-
-    Parameters
-    ----------
-    arrays : sequence of dict
-        The arrays of each worker, by rank.
-    shares : mapping
-        The share of each tensor that is compressed.
+    The second result is whether they match by name.
     """
-    shared: Arrays = {}
-    for place, array in arrays[0].items():
-        share = shares.get(place.tensor)
-        if place.node == "trainer":
-            shared[place] = array
-        elif place.node == "worker" and share is not None:
-            if place.what == STREAM:
-                shared[place] = array if share.draws_alike else _streams_of(array, share.number)
-                continue
-            total = np.zeros(array.shape, np.float64)
-            for rank_arrays in arrays:
-                total += rank_arrays[place]
-            total *= share.before / len(arrays) / share.now
-            shared[place] = total.astype(array.dtype)
-    return shared
+    numbers = [{p["name"]: number for number, p in enumerate(ps)} for ps in (there, here)]
+    by_name = [(numbers[0][key], numbers[1][key]) for key in numbers[0] if key in numbers[1]]
+    if not len(by_name) == len(there) == len(here):
+        in_order = _pairs_in_order(there, here)
+        if len(there) == len(here) and all(
+            there[a][key] == here[b][key] for a, b in in_order for key in _SAME
+        ):
+            return in_order, False
+    return by_name, True
 
 
-def aggregators(arrays: Sequence[Arrays]) -> Arrays:
-    """The arrays of all aggregators. An array that several workers have saved counts once.
+def _check_names(name: str, there: Sequence[Header], here: Sequence[Header], strict: bool) -> None:
+    """Raise ValueError unless parameters may match by name. Log the names that do not match."""
+    if strict:
+        check(name, "number of parameters", len(there), len(here))
+    names = [[parameter["name"] for parameter in parameters] for parameters in (there, here)]
+    for subject, of_side in zip(("it", "the trainer"), names):
+        require_different(of_side, f"'{name}' does not fit, because {subject}")
+    if strict:
+        check(name, "set of parameters", *map(sorted, names))
+        return
+    missing, added = (sorted(set(a).difference(b)) for a, b in (names, names[::-1]))
+    logger.warning(
+        "'%s': the states of %s are ignored, because the trainer has no such parameters; "
+        "the states of %s start from zero, because the file does not have them",
+        name,
+        missing,
+        added,
+    )
 
-    Parameters
-    ----------
-    arrays : sequence of dict
-        The arrays of each worker, by rank.
+
+def _pairs_in_order(there: Sequence[Header], here: Sequence[Header]) -> List[Tuple[int, int]]:
+    """Pair the numbers of parameters in a file and in the trainer by their order in the network.
+
+    gluon.Trainer numbers the parameters of a dict in the order of their names as text, in which
+    dense10 is before dense9. Older files have no positions, so dense10 is put after dense9.
     """
-    joined: Arrays = {}
-    for rank_arrays in arrays:
-        for place, array in rank_arrays.items():
-            if place.node != "aggregator":
-                continue
-            if place.what == STREAM and place in joined:  # workers have rows of different chunks
-                array = np.unique(np.concatenate([joined[place], array]), axis=0)
-            joined[place] = array
-    return joined
+    if all("position" in parameter for parameter in there):
+        orders = [sorted(range(len(ps)), key=lambda i: ps[i]["position"]) for ps in (there, here)]
+    else:
+        names = [[parameter["name"] for parameter in ps] for ps in (there, here)]
+        orders = [list(range(len(of_side))) for of_side in names]
+        if all(of_side == sorted(of_side) for of_side in names):
+            orders = [sorted(range(len(ns)), key=lambda i: _with_numbers(ns[i])) for ns in names]
+    return list(zip(*orders))
 
 
-def _streams_of(streams: np.ndarray, number: int) -> np.ndarray:
-    """The random streams of a worker, given the streams of worker 0."""
-    jumped = streams.copy()
-    for row in jumped:
-        kernels.jump_to_worker(row[2:], number)
-    return jumped
+def _with_numbers(name: str) -> List[Union[str, int]]:
+    """A key that sorts names by the numbers in them."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+# All workers
+
+
+def if_all_can(
+    agree: Callable[[Facts], None],
+    call: str,
+    noun: str,
+    prepare: Callable[[], Prepared],
+    facts: Callable[[Prepared], Facts],
+) -> Prepared:
+    """Call `prepare`, and return its result if it succeeds on all workers, with the same facts.
+
+    All workers call this. `agree` raises RuntimeError unless facts are the same on all workers.
+    `prepare` reads and checks a checkpoint, and changes nothing. `call` and `noun` are the user's
+    function and its argument, such as "load_states" and "file", for the error.
+    """
+    try:
+        prepared = prepare()
+    except Exception:
+        with suppress(RuntimeError):  # the error of `prepare` says more
+            agree([(call, {noun: _REFUSED})])
+        raise
+    agree(facts(prepared))
+    return prepared

@@ -21,8 +21,7 @@ from .gathered_copies import GatheredCopies, check
 from .header import Stamp
 from .job import Job
 from .state.coder_states import Tensors
-from .state.sharded import Unit
-from .state.shards import Shards
+from .state.sharded import Shards, Unit
 
 _MESSAGE, _BROADCAST = 1, 2  # flags: the shard is in the message, or is broadcast later
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -66,27 +66,6 @@ def decided(
         topology, says = _topology(exchange), exchange.rank == 0
         decision = automatic.choose(tensors, shapes, topology, measure, seconds, says)
         return exchange.gather_objects(decision)[0]
-
-
-def recalled(
-    params: Mapping[str, CompressionParams], saved: Iterable[Mapping[str, Any]]
-) -> Dict[str, str]:
-    """Return the choices of "auto" in a checkpoint, by parameter name.
-
-    Parameters
-    ----------
-    params : mapping of str to CompressionParams
-        The params of the parameters that have the compressor "auto".
-    saved : iterable of mapping
-        The descriptions of the checkpoint's parameters.
-    """
-    names = {}
-    for parameter in saved:
-        if parameter["name"] in params:
-            name = selection.recalled(params[parameter["name"]], parameter["compression"])
-            if name is not None:
-                names[parameter["name"]] = name
-    return names
 
 
 def measured(

@@ -14,8 +14,7 @@ from .all_gather import AllGather
 from .gradients.scaler import ScaleWatch, if_enabled
 from .gradients.settings import chosen_params, named, require_optimizer
 from .reduce_scatter import ReduceScatter
-from .state.sharded import ShardedCompression
-from .state.shards import Shards
+from .state.sharded import ShardedCompression, Shards
 from .state.small_residuals import Scratch
 
 if TYPE_CHECKING:  # importing torch.distributed.fsdp takes half as long as importing torch

@@ -25,7 +25,7 @@ from ..state import fitting
 from . import staging
 from .state import state_dicts
 from .state.coder_states import Tensors
-from .state.shards import Shards
+from .state.sharded import Shards
 
 _LARGE = 1 / 8  # the largest change by an optimizer, as a share of the values' norm
 

@@ -21,8 +21,7 @@ from .header import Stamp
 from .job import Job
 from .state import coder_states, state_dicts
 from .state.coder_states import Tensors
-from .state.sharded import Unit
-from .state.shards import Shards
+from .state.sharded import Shards, Unit
 from .state.small_residuals import Scratch, SmallResiduals, small_residuals
 
 

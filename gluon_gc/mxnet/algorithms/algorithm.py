@@ -19,7 +19,7 @@ from ...auto.algorithm import AutomaticAlgorithm, Decision
 from ...auto.algorithms import automatic
 from ...plan import Tensor
 from ...state import Place
-from ...state.cutting import Arrays
+from ...state.file import Arrays
 from ..exchange.dropped import withdraw_dropped
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy, params_for, sum_over_contexts

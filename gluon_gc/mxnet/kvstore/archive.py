@@ -10,7 +10,7 @@ import numpy as np
 from ... import kernels
 from ...plan import Slice
 from ...state import STREAM, Place
-from ...state.cutting import by_tensor, part
+from ...state.chunks import by_tensor, part
 from ..exchange.exchange import States
 
 Arrays = Mapping[Place, np.ndarray]

@@ -28,7 +28,7 @@ from ...agreement import Facts
 from ...learning_rates import LearningRates
 from ...plan import Tensor
 from ...state import Place
-from ...state.cutting import Arrays
+from ...state.file import Arrays
 from ..exchange.exchange import Exchange
 from . import optimizer_facts as trainer_facts
 from .amp import AgreedLossScaler

@@ -15,7 +15,7 @@ from ...agreement import Facts
 from ...log import logger
 from ...plan import applies_momentum, travels_compressed
 from ...state import OF_ALL, Place
-from ...state.cutting import Arrays
+from ...state.file import Arrays
 from ..engine.operators import clip_factor
 from ..exchange.dropped import withdraw_dropped
 from ..exchange.exchange import Exchange

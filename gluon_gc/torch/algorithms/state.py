@@ -11,7 +11,7 @@ from ...agreement import Facts
 from ...algorithms import Algorithm
 from ...algorithms.driver import Driver
 from ...algorithms.requirements import first_values, require_fitting_compression, require_floats
-from ...auto.algorithm import AutomaticAlgorithm, Decision
+from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic as automatic_of
 from ...compression import CompressionParams
 from ...log import logger
@@ -53,8 +53,8 @@ class AlgorithmState:
         By name. A tied parameter has its first name.
     aliases : dict of str to str
         The other names of tied parameters, and their names in `parameters`.
-    automatic : AutomaticAlgorithm
-        The algorithm and the compression, as given or as "auto" has chosen them.
+    automatic : AutomaticAlgorithm, optional
+        What "auto" chooses. None: no parameter has the compressor "auto".
     driver : Driver
     rounds : Rounds
     optimizer : Optimizer
@@ -83,9 +83,8 @@ class AlgorithmState:
         requested, _ = chosen_params(
             self.parameters, compression_params, overrides, aliases=self.aliases
         )
-        self.automatic: AutomaticAlgorithm = automatic_of(
-            algorithm, requested, option_given, self._wait
-        )
+        self.automatic = automatic_of(algorithm, requested, option_given, self._wait)
+        self._given, self._requested = algorithm, requested
         self.optimizer, self._group = optimizer, process_group
         self._on_nonfinite = on_nonfinite
         self.rounds = Rounds(
@@ -100,16 +99,18 @@ class AlgorithmState:
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm. It has no rounds while "auto" has not chosen."""
-        return self.automatic.algorithm
+        return self._given if self.automatic is None else self.automatic.algorithm
 
     @property
     def params(self) -> Dict[str, CompressionParams]:
         """The compression of each parameter's vectors, by name."""
-        return self.automatic.params
+        return self._requested if self.automatic is None else self.automatic.params
 
     @property
     def options(self) -> Dict[str, Any]:
         """The options of the algorithm, and its "name"."""
+        if self.automatic is None:
+            return {"name": self._given.name, **self._given.described()}
         return self.automatic.described()
 
     @property
@@ -140,7 +141,7 @@ class AlgorithmState:
         if not self._agreed:
             settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
             self._agree([("", settings)] if averages else [])
-        if self.automatic.due():
+        if self.automatic is not None and self.automatic.due():
             self._decide()
         if averages:
             return self._step_of_all(update, overflows)

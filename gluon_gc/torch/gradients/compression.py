@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import Dict, List, Mapping, Optional, Set
 
 import torch
 import torch.distributed as dist
@@ -34,6 +33,10 @@ class GradientCompression:
 
     Attributes
     ----------
+    requested : mapping of str to CompressionParams
+        The requested compression of each parameter.
+    choices : mapping of str to str
+        The names of the candidates that "auto" has chosen, by parameter.
     params : dict of str to CompressionParams
         The compression of each parameter, with the choices of "auto".
     exchange : Exchange
@@ -52,19 +55,22 @@ class GradientCompression:
         on_nonfinite: str,
         group: Optional[dist.ProcessGroup],
     ) -> None:
-        self._parameters, self._requested = parameters, params
+        self._parameters, self.requested = parameters, params
         self._on_nonfinite, self._group = on_nonfinite, group
-        undecided = [tensor.plan for tensor in self._declared(self._undecided())]
-        self._chosen = automatic.chosen(undecided, group) if undecided else {}
+        undecided = {name: own for name, own in params.items() if own.accuracy is not None}
+        self.choices: Mapping[str, str] = {}
+        if undecided:
+            tensors = [tensor.plan for tensor in self._declared(undecided)]
+            self.choices = automatic.chosen(tensors, group)
         self._epoch: Optional[int] = None
         self.mu: Optional[float] = None
         self.open()
 
     def open(self) -> None:
         """Create the exchange, or a new one after the first was closed."""
-        self.params: Dict[str, CompressionParams] = dict(self._requested)
-        for name, choice in self._chosen.items():
-            self.params[name] = candidates(self._requested[name])[choice]
+        self.params: Dict[str, CompressionParams] = dict(self.requested)
+        for name, choice in self.choices.items():
+            self.params[name] = candidates(self.requested[name])[choice]
         tensors = self._declared(self.params)
         self.exchange = Exchange(self._group)
         self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
@@ -89,31 +95,12 @@ class GradientCompression:
         self.mu = mu
         self.exchange.set_momentum(mu)
 
-    @contextmanager
-    def recalling(self, saved: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Repeat the choices of "auto" in a checkpoint; undo this if the block raises an error.
-
-        `saved` has the checkpoint's descriptions of parameters. All workers call this, and the
-        block must raise on all of them or on none.
-        """
-        before = self._chosen
-        self._choose({**before, **automatic.recalled(self._undecided(), saved)})
-        try:
-            yield
-        except Exception:
-            self._choose(before)
-            raise
-
-    def _choose(self, chosen: Dict[str, str]) -> None:
-        if chosen != self._chosen:
-            self._chosen = chosen
+    def choose(self, choices: Mapping[str, str]) -> None:
+        """Use these choices of "auto". All workers call this, with no gradients under way."""
+        if choices != self.choices:
+            self.choices = choices
             self.exchange.close()
             self.open()
-
-    def _undecided(self) -> Dict[str, CompressionParams]:
-        """Return the parameters with the compressor "auto"."""
-        requested = self._requested.items()
-        return {name: params for name, params in requested if params.accuracy is not None}
 
     def _declared(self, params: Mapping[str, CompressionParams]) -> List[DeclaredTensor]:
         """Return the gradients of these parameters, in the order in which backward computes them.

@@ -2,13 +2,9 @@
 
     {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}
 
-- NAME is the name of a parameter or another exchanged tensor.
-- NODE is "worker", or "aggregator" for the chunks that this worker owns.
-- KIND is "residual", "momentum" or "stream".
-- BEGIN is the first element of the array in the flat tensor NAME.
-
-A tensor of the kind "stream" has one row for each chunk: its first element, the element after its
-last one, and the two words of its random stream.
+NAME is the name of a parameter or another exchanged tensor. The rest are the fields of a
+`gluon_gc.state.Place`; the node is "worker", or "aggregator" for the chunks that this worker owns.
+Random streams are saved as int64, because PyTorch has few functions for uint64.
 """
 
 from __future__ import annotations
@@ -19,9 +15,7 @@ from typing import (
     Dict,
     Iterable,
     Iterator,
-    List,
     Mapping,
-    NamedTuple,
     Sequence,
     Tuple,
 )
@@ -29,9 +23,9 @@ from typing import (
 import numpy as np
 import torch
 
-from ...plan import Chunk
-from ...state import STREAM, Layout, Place, cutting, fitting
-from ...state.cutting import Arrays, Saved
+from ...compression import CompressionParams
+from ...plan import Chunk, Slice
+from ...state import STREAM, Arrays, Layout, Place, chunks, division
 from ..coder import Coder
 from ..exchanged_chunk import ExchangedChunk
 
@@ -42,62 +36,38 @@ Tensors = Dict[str, Dict[str, torch.Tensor]]
 """The keys are NAME, and then NODE.KIND.BEGIN."""
 
 
-_row = torch.zeros(1, 4, dtype=torch.int64, device="cpu")  # of a tensor of the kind "stream"
-
-
-class NodeCoder(NamedTuple):
-    """A coder of a chunk, and its node: "worker" or "aggregator"."""
-
-    node: str
-    chunk: ExchangedChunk
-    coder: Coder
-
-
-def coders(chunks: Iterable[ExchangedChunk]) -> Iterator[NodeCoder]:
+def coders(exchanged: Iterable[ExchangedChunk]) -> Iterator[Tuple[str, Slice, Coder]]:
     """Yield this worker's coders, and its aggregators of the chunks that it owns."""
-    for chunk in chunks:
+    for chunk in exchanged:
         if chunk.coder is not None:
-            yield NodeCoder("worker", chunk, chunk.coder)
+            yield "worker", chunk.piece, chunk.coder
         if chunk.aggregator is not None:
-            yield NodeCoder("aggregator", chunk, chunk.aggregator)
+            yield "aggregator", chunk.piece, chunk.aggregator
 
 
-def packed(chunks: Iterable[ExchangedChunk], undone: Collection[str] = ()) -> Tensors:
+def packed(exchanged: Iterable[ExchangedChunk], undone: Collection[str] = ()) -> Tensors:
     """Return the states of the coders of these chunks.
 
     `undone`: the tensors whose last exchange is left out, as if it had been undone.
     """
-    tensors: Tensors = {}
-    streams: Dict[Tuple[str, str], List[List[int]]] = {}
-    for node, chunk, coder in coders(chunks):
-        piece = chunk.piece
-        tensor_states = tensors.setdefault(piece.tensor, {})
-        for kind, values in coder.state(undone=piece.tensor in undone).items():
-            if kind == STREAM:
-                row = [piece.begin, piece.end, *values.tolist()]
-                streams.setdefault((piece.tensor, f"{node}.{STREAM}.0"), []).append(row)
-            else:
-                tensor_states[f"{node}.{kind}.{piece.begin}"] = torch.from_numpy(values)
-    for (name, key), rows in streams.items():
-        tensors[name][key] = torch.from_numpy(np.array(rows, np.uint64).view(np.int64))
+    kept = list(coders(exchanged))
+    begins = {piece: piece.begin for _, piece, _ in kept}
+    layouts = [(node, piece, coder.codec.saved_layout()) for node, piece, coder in kept]
+    states = ((n, piece, coder.state(undone=piece.tensor in undone)) for n, piece, coder in kept)
+    tensors: Tensors = {piece.tensor: {} for piece in begins}
+    for place, array in chunks.joined(states, chunks.layout_of(layouts, begins), begins):
+        tensors[place.tensor][_key(place)] = _tensor(array)
     return tensors
 
 
-def zeros(chunks: Iterable[Chunk]) -> Tensors:
+def zeros(planned: Iterable[Chunk]) -> Tensors:
     """Return zeros in the shapes and dtypes that `packed` returns for a worker's coders."""
     tensors: Tensors = {}
-    for chunk in chunks:
-        if chunk.params is None:
-            continue
-        (piece,) = chunk.slices
-        tensor_states = tensors.setdefault(piece.tensor, {})
-        for kind, (shape, dtype) in chunk.params.state_layout(chunk.size, chunk.dtype).items():
-            if kind == STREAM:
-                rows = tensor_states.get(f"worker.{STREAM}.0", _row[:0])
-                tensor_states[f"worker.{STREAM}.0"] = torch.cat([rows, _row])
-            else:
-                array = torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
-                tensor_states[f"worker.{kind}.{piece.begin}"] = array
+    compressed = [chunk for chunk in planned if chunk.params is not None]
+    for chunk in compressed:
+        tensors[chunk.slices[0].tensor] = {}
+    for place, (shape, dtype) in _layout(compressed).items():
+        tensors[place.tensor][_key(place)] = _tensor(np.zeros(shape, dtype))
     return tensors
 
 
@@ -113,55 +83,71 @@ def unpacked(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Arrays:
     return arrays
 
 
-def worker_layout(chunks: Iterable[ExchangedChunk]) -> Layout:
+def _key(place: Place) -> str:
+    return f"{place.node}.{place.what}.{place.begin}"
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.view(np.int64) if array.dtype == np.uint64 else array)
+
+
+def worker_layout(exchanged: Iterable[ExchangedChunk]) -> Layout:
     """Return the shape and dtype of each array of this worker's coders."""
-    layout: Layout = {}
-    for chunk in chunks:
-        if chunk.coder is None:
-            continue
-        piece, plan = chunk.piece, chunk.plan
-        for kind, array_layout in plan.params.state_layout(plan.size, plan.dtype).items():
-            begin = 0 if kind == STREAM else piece.begin
-            layout[Place(piece.tensor, "worker", kind, begin)] = array_layout
-    return layout
+    return _layout([chunk.plan for chunk in exchanged if chunk.coder is not None])
 
 
-def restore(chunks: Iterable[ExchangedChunk], arrays: Arrays) -> None:
+def _layout(compressed: Sequence[Chunk]) -> Layout:
+    pieces = [chunk.slices[0] for chunk in compressed]
+    layouts = (chunk.params.state_layout(chunk.size, chunk.dtype) for chunk in compressed)
+    of_worker = (("worker", piece, layout) for piece, layout in zip(pieces, layouts))
+    return chunks.layout_of(of_worker, {piece: piece.begin for piece in pieces})
+
+
+def restore(exchanged: Iterable[ExchangedChunk], arrays: Arrays) -> None:
     """Restore coders from arrays of any chunks. Missing elements start from zero."""
-    saved = Saved(arrays)
-    for node, chunk, coder in coders(chunks):
-        coder.load_state(
-            saved.cut(node, chunk.piece, coder.codec.saved_layout(), coder.stream_state)
-        )
+    saved = chunks.Saved(arrays)
+    for node, piece, coder in coders(exchanged):
+        layout = coder.codec.saved_layout()
+        coder.load_state(saved.cut(node, piece, layout, coder.stream_state))
 
 
-def with_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
-    """Add other workers' aggregator arrays of the chunks that this worker owns now.
+def of_this_worker(
+    exchange: Exchange,
+    params: Mapping[str, CompressionParams],
+    arrays: Sequence[Arrays],
+    several: bool,
+) -> Arrays:
+    """Return the arrays with which this worker continues. All workers call this.
 
-    All workers call this.
+    `arrays` are those of one state_dict or, if `several`, of all workers that saved.
     """
-    not_owned = exchange.gather_objects(_not_owned(exchange, arrays), "call load_state_dict")
-    return with_aggregators(arrays, not_owned)
+    if not several:
+        not_owned = _not_owned(exchange, arrays[0])
+        others = exchange.gather_objects(not_owned, "call load_state_dict")
+        return division.arrays_of_worker(arrays, 0, aggregating=others)
+    before, now = len(arrays), exchange.workers
+    if before == now:
+        return division.arrays_of_worker(arrays, exchange.rank)
+    shares = {
+        name: division.Share(before, now, exchange.rank, own.compressor.traits.draws_alike)
+        for name, own in params.items()
+        if own.compressor is not None
+    }
+    return division.arrays_of_worker(arrays, exchange.rank, shares)
 
 
 def _not_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
     """Return all random streams, and the aggregator arrays that others own now, even in part."""
-    owned = cutting.by_tensor(c.piece for c in exchange.chunks if c.aggregator is not None)
+    owned = chunks.by_tensor(c.piece for c in exchange.chunks if c.aggregator is not None)
 
     def is_owned(place: Place, array: np.ndarray) -> bool:
         if place.what == STREAM or place.tensor not in owned:
             return False
         pieces = owned[place.tensor].overlapping(place.begin, place.begin + array.size)
-        return sum(cutting.part(place, array, piece)[1].size for *_, piece in pieces) == array.size
+        return sum(chunks.part(place, array, piece)[1].size for *_, piece in pieces) == array.size
 
     return {
         place: array
         for place, array in arrays.items()
         if place.node == "aggregator" and not is_owned(place, array)
     }
-
-
-def with_aggregators(arrays: Arrays, all_workers: Sequence[Arrays]) -> Arrays:
-    """Add the aggregator arrays of all workers to one worker's arrays."""
-    others = {place: a for place, a in arrays.items() if place[1:3] != ("aggregator", STREAM)}
-    return {**others, **fitting.aggregators(all_workers)}

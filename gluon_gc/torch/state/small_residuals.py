@@ -51,11 +51,7 @@ def blocks_of(size: int) -> int:
 class SmallResiduals:
     """The residuals of one FSDP module. The coders' own arrays are in the scratch memory.
 
-    Parameters
-    ----------
-    chunks : sequence of ExchangedChunk
-        All have error feedback with one array each, of the same dtype, on the same device.
-    scratch : Scratch
+    All chunks have error feedback with one array each, of the same dtype, on the same device.
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], scratch: Scratch) -> None:
