@@ -15,10 +15,9 @@ env.prepare_engine()  # MXNet reads these variables once, when it is imported
 
 _HOMES = {
     "byteps.cast": ("Compression",),
-    "byteps.collective": ("allreduce", "barrier"),
+    "byteps.collective": ("allreduce", "average_statistics", "barrier"),
     "byteps.optimizer": ("DistributedOptimizer",),
     "byteps.push_pull": ("broadcast_parameters", "byteps_declare_tensor", "byteps_push_pull"),
-    "byteps.running_statistics": ("average_statistics",),
     "byteps.runtime": (
         "init",
         "local_rank",

@@ -8,7 +8,7 @@ import gluon_gc as bps
 from gluon_gc.auto.choice import Topology
 from gluon_gc.compression import parse
 from gluon_gc.mxnet.kvstore.local import Local
-from gluon_gc.mxnet.trainer import probe
+from gluon_gc.mxnet.trainer import automatic as probe
 from gluon_gc.mxnet.trainer.automatic import saved_compressions
 from tests.test_trainer import backward, gradients
 

@@ -17,8 +17,7 @@ from gluon_gc.compression import CompressionParams, registry
 from gluon_gc.mxnet.engine import operators
 from gluon_gc.mxnet.exchange.channel import Channel
 from gluon_gc.mxnet.exchange.codec import MessageCodec, Part
-from gluon_gc.mxnet.exchange.gradient import Gradient
-from gluon_gc.mxnet.exchange.job import Job
+from gluon_gc.mxnet.exchange.gradient import Gradient, Job
 from gluon_gc.plan import Tensor, cut, working_dtype
 from tests.core.compressors import RATIOS, START, each_compressor, options_of
 

@@ -25,7 +25,7 @@ from ..log import logger
 from .engine import operators, trace
 from .exchange.codec import MessageCodec, Part
 from .kvstore import archive
-from .kvstore.parameter_server import control_messages, handshake, pages
+from .kvstore.parameter_server import control_messages, pages
 from .kvstore.parameter_server.pages import PAGE_BYTES
 
 
@@ -166,7 +166,7 @@ class Server:
                 if key in self._summed:
                     reply = operators.as_bytes(operators.sum_rows(parts, self._summed[key]))
                 else:
-                    reply = handshake.answer(parts)
+                    reply = control_messages.answer(parts)
                 operators.frame([reply], rows, place=0, places=workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:

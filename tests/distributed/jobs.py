@@ -22,11 +22,11 @@ from gluon_gc.auto.speed import Speed
 from gluon_gc.auto.step_clock import StepClock
 from gluon_gc.log import logger
 from gluon_gc.mxnet.byteps.runtime import default_exchange
-from gluon_gc.mxnet.exchange.job import Job
-from gluon_gc.mxnet.kvstore.horovod.alltoall import Alltoall
-from gluon_gc.mxnet.kvstore.horovod.bundle import Packed
+from gluon_gc.mxnet.exchange.gradient import Job
+from gluon_gc.mxnet.kvstore.horovod.message_groups import Alltoall
+from gluon_gc.mxnet.kvstore.horovod.process_set import Packed
 from gluon_gc.mxnet.state import tensor_states
-from gluon_gc.mxnet.trainer import probe
+from gluon_gc.mxnet.trainer import automatic as probe
 
 _AUTO = ("bytegrad", "blockwise", "onebit", "topk")  # the compressors that "auto" may choose
 

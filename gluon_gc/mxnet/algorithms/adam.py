@@ -16,18 +16,7 @@ from ..trainer.parameters import first_copy
 
 
 class WrappedAdam:
-    """MXNet's front end of `algorithms.adam.Adam`, for one step.
-
-    The moments are the states of the updater on a parameter's first context.
-
-    Parameters
-    ----------
-    updaters : sequence of Updater
-        The trainer's updaters, one for each context. They share an optimizer.
-    params : mapping of int to Parameter
-        The parameters that the workers average, by index. Their gradients are already divided by
-        the batch size.
-    """
+    """MXNet's side of `algorithms.adam.Adam`. The first context's updater has the moments."""
 
     def __init__(self, updaters: Sequence[Updater], params: Mapping[int, Parameter]) -> None:
         self._updaters, self._params = updaters, params
@@ -35,16 +24,13 @@ class WrappedAdam:
         self._indices = {param.name: index for index, param in params.items()}
 
     def moments(self, name: str) -> Tuple[NDArray, NDArray]:
-        """The first and second moment of a parameter."""
         index = self._indices[name]
         return self._state(self._updaters[0], index, first_copy(self._params[index]))
 
     def betas(self, name: str) -> Tuple[float, float]:
-        """The decay rates of the moments."""
         return self._optimizer.beta1, self._optimizer.beta2
 
     def gradient(self, name: str) -> NDArray:
-        """This worker's gradient, with weight decay, clipped as the optimizer does it."""
         index = self._indices[name]
         (gradient,) = legacy(self._params[index].list_grad()[:1])
         decay, limit = self._optimizer._get_wd(index), self._optimizer.clip_gradient
@@ -53,11 +39,9 @@ class WrappedAdam:
         return mx.nd.clip(gradient, -limit, limit) if limit and limit > 0 else gradient
 
     def as_float(self, number: NDArray) -> float:
-        """The value of an array with one element; waits for it."""
         return float(number.asscalar())
 
     def count(self) -> None:
-        """Count a step that the algorithm makes, on all contexts."""
         contexts = {context for param in self._params.values() for context in param.list_ctx()}
         for device in {context.device_id for context in contexts}:
             self._optimizer._set_current_context(device)
@@ -65,11 +49,9 @@ class WrappedAdam:
 
     @property
     def steps(self) -> int:
-        """The number of steps that the optimizer has counted."""
         return self._optimizer.num_update
 
     def update(self, name: str, frozen: int) -> Update:
-        """The update of a parameter, whose second moment did not change in `frozen` steps."""
         optimizer, index = self._optimizer, self._indices[name]
         optimizer._set_current_context(self._params[index].list_ctx()[0].device_id)
         steps = optimizer._index_update_count[index]
@@ -79,7 +61,7 @@ class WrappedAdam:
         rate = optimizer._get_lr(index) * math.sqrt(correction2) / correction1
         return Update(rate, v.sqrt() + optimizer.epsilon, 0.0)
 
-    def spread(self) -> None:
+    def broadcast_to_contexts(self) -> None:
         """Copy the moments to the other contexts."""
         for index, param in self._params.items():
             moments = self.moments(param.name)
@@ -100,10 +82,7 @@ class WrappedAdam:
 
 
 def require_adam(name: str, optimizer: Optimizer) -> None:
-    """Raise ValueError unless an optimizer is an Adam that an algorithm can work with.
-
-    `name` is the name of the algorithm.
-    """
+    """Raise ValueError unless an optimizer is an Adam that the algorithm `name` can work with."""
     if type(optimizer) is not Adam:
         kind = type(optimizer).__name__
         raise ValueError(f"algorithm {name} needs mxnet.optimizer.Adam, got {kind}")

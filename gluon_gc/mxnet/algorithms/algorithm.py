@@ -2,57 +2,100 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import mxnet as mx
 import numpy as np
+from mxnet.base import _LIB, MXNetError, check_call
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
-from ... import plan
+from ... import env, plan
 from ...agreement import Facts
-from ...algorithms import Algorithm, Round
+from ...algorithms import Algorithm, Round, parse
 from ...algorithms.driver import Driver, is_declared, undeclared
+from ...algorithms.requirements import (
+    require_fitting_compression,
+    require_floats,
+    require_on_nonfinite,
+)
 from ...auto.algorithm import AutomaticAlgorithm, Decision
 from ...auto.algorithms import automatic
+from ...options import require_different
 from ...plan import Tensor
 from ...state import Place
 from ...state.file import Arrays
-from ..exchange.dropped import withdraw_dropped
 from ..exchange.exchange import Exchange
-from ..exchange.gradient import legacy, params_for, sum_over_contexts
-from ..exchange.job import Job
-from ..exchange.totals import total
+from ..exchange.gradient import Job, legacy, params_for, sum_over_contexts
 from ..state.algorithm_states import AlgorithmStates
 from ..trainer import freshness
 from ..trainer.amp import AgreedLossScaler, nonfinite_gradients
 from ..trainer.automatic import decided, of_root, saved_compressions
-from ..trainer.averaging import Averaging, Update
-from ..trainer.parameters import first_copy, spread
+from ..trainer.averaging import Averaging, StepArguments, Update
+from ..trainer.parameters import broadcast_to_contexts, first_copy
 from .adam import WrappedAdam, require_adam
-from .algorithm_arguments import require_parameters
-from .framework import MXNet
+
+
+class MXNet:
+    """Functions of MXNet for algorithms."""
+
+    @property
+    def threads(self) -> int:
+        return env.server_threads()
+
+    def in_host_memory(self, array: NDArray) -> bool:
+        return array.context.device_type != "gpu"
+
+    def to_numpy(self, array: NDArray) -> np.ndarray:
+        """The values; an array on the CPU lends its memory until the next operation on it."""
+        if not self.in_host_memory(array):
+            return array.asnumpy()
+        check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
+        address = ctypes.c_void_p()
+        check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+        element = np.ctypeslib.as_ctypes_type(array.dtype)
+        memory = (element * array.size).from_address(address.value)
+        return np.ctypeslib.as_array(memory).reshape(array.shape)
+
+    def from_numpy(self, values: np.ndarray, like: NDArray) -> NDArray:
+        return mx.nd.array(values, ctx=like.context, dtype=values.dtype)
+
+    def multiply(self, a: NDArray, b: NDArray) -> NDArray:
+        return mx.nd.dot(a, b)
+
+    def wait(self, arrays: Iterable[NDArray]) -> None:
+        """Wait for all arrays, then raise the first error: MXNet's engine raises each only once."""
+        errors = []
+        for array in arrays:
+            try:
+                array.wait_to_read()
+            except MXNetError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 class AlgorithmAveraging(Averaging):
     """Runs an algorithm on the parameters of a trainer; the `FrontEnd` of a `Driver`.
 
     Vectors and state are on the first context of a parameter. The algorithm sees gradients that are
-    summed over the contexts and the batch of this worker. The optimizer's update divides them by
-    the batch size. If the algorithm averages gradients, they are divided first, and a stale one
-    counts as zeros.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-    option_given : bool
-        See `AutomaticAlgorithm`.
-    updaters : sequence of Updater
-        The trainer's updaters, one for each context.
-    **common
-        The arguments of `Averaging`.
+    summed over the contexts and the batch of this worker, and the update divides them by the batch
+    size. If the algorithm averages gradients, they are divided first, and a stale one counts as
+    zeros.
     """
 
     noun = "vector"
@@ -62,7 +105,7 @@ class AlgorithmAveraging(Averaging):
         self, algorithm: Algorithm, option_given: bool, updaters: Sequence[Updater], **common: Any
     ) -> None:
         super().__init__(**common)
-        require_parameters(algorithm.name, self._params)
+        _require_parameters(algorithm.name, self._params)
         self._updaters = updaters
         requested = {i: self._compressions.of(i) for i in self._last_first}
         self._automatic: AutomaticAlgorithm = automatic(
@@ -110,14 +153,14 @@ class AlgorithmAveraging(Averaging):
             self._take(of_root(self.exchange, self._proposed))
         facts = [("the trainer", {"algorithm": self.described}), *about]
         facts += self._facts(optimizer, indices, indices)
-        withdraw_dropped(self.exchange, call, facts)
+        self.exchange.withdraw_dropped(call, facts)
         self._averaged.clear()
         self._averaged.update((i, self._params[i]) for i in indices[::-1])
-        require_parameters(self._algorithm.name, self._averaged.values())
+        _require_parameters(self._algorithm.name, self._averaged.values())
         self._driver.begin()
         self._declare(call, facts)
         self._begun = self._declared = True
-        self.when_prepared()
+        self._when_prepared()
         self._moved(self.names())
 
     def _declare(self, call: str, facts: Facts) -> None:
@@ -182,16 +225,9 @@ class AlgorithmAveraging(Averaging):
             on_nonfinite="raise" if self._on_nonfinite == "skip" else self._on_nonfinite,
         )
 
-    def step(
-        self,
-        optimizer: Optimizer,
-        batch_size: float,
-        scale: float,
-        ignore_stale_grad: bool,
-        scaler: Optional[AgreedLossScaler],
-        update: Update,
-    ) -> None:
-        scale /= batch_size
+    def step(self, arguments: StepArguments, update: Update) -> None:
+        optimizer, scaler = arguments.optimizer, arguments.scaler
+        scale = arguments.scale / arguments.batch_size
         if self._algorithm.averages_gradients:
             self._step_of_all(optimizer, scale, scaler, update)
             return
@@ -205,10 +241,11 @@ class AlgorithmAveraging(Averaging):
         overflows = scaler is not None and scaler.check(list(self._averaged.values()), ())
         if overflows:
             freshness.use_up(self._params)
+        ignore_stale_grad = arguments.ignore_stale_grad
         try:
             self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
         finally:  # if an average has failed, the parameters have changed, too
-            spread(self._averaged.values())
+            broadcast_to_contexts(self._averaged.values())
 
     def _step_of_all(
         self,
@@ -242,9 +279,9 @@ class AlgorithmAveraging(Averaging):
         finally:  # if an average has failed, the parameters have changed, too
             self.steps = self._driver.steps
             freshness.use_up(params)
-            spread(params)
+            broadcast_to_contexts(params)
             if adam is not None:
-                adam.spread()
+                adam.broadcast_to_contexts()
 
     def _is_left_out(
         self, params: Sequence[Parameter], scaler: Optional[AgreedLossScaler], about: Facts
@@ -266,7 +303,7 @@ class AlgorithmAveraging(Averaging):
 
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
         if self._algorithm.averages_gradients:
-            return total(self.exchange, f"{self._name}.overflow", overflow, "step", about)
+            return self.exchange.total(f"{self._name}.overflow", overflow, "step", about)
         return overflow  # each worker has its own loss scale, and skips its own steps
 
     # Checkpoints
@@ -293,16 +330,14 @@ class AlgorithmAveraging(Averaging):
     # The driver calls these
 
     def parameters(self) -> Dict[str, NDArray]:
-        """This worker's parameters."""
         return {param.name: first_copy(param) for param in self._averaged.values()}
 
     def gradients(self) -> Dict[str, NDArray]:
-        """This worker's own gradients, of the parameters with a fresh one."""
+        """Only of the parameters with a fresh gradient."""
         fresh = (param for param in self._averaged.values() if param.list_data()[0]._fresh_grad)
         return {param.name: legacy(param.list_grad()[:1])[0] for param in fresh}
 
     def declare(self, kind: str, shapes: Mapping[str, Tuple[int, ...]], compressed: bool) -> None:
-        """Store the shapes of a kind of round, for `prepare`."""
         self._shapes[kind], self._compressed[kind] = shapes, compressed
 
     def start(self, request: Round) -> Callable[[], Dict[str, NDArray]]:
@@ -331,3 +366,35 @@ class AlgorithmAveraging(Averaging):
             return averages
 
         return arrived
+
+
+def checked(
+    algorithm: Any, on_nonfinite: str, max_grad_norm: Optional[float], compression_params: Any
+) -> Optional[Algorithm]:
+    """The trainer's argument `algorithm`, parsed; ValueError if another argument does not fit."""
+    parsed = parse(algorithm)
+    if parsed is None:
+        return None
+    require_on_nonfinite(parsed, on_nonfinite, ("raise", "propagate"))
+    if max_grad_norm is not None:
+        raise ValueError(
+            f"max_grad_norm must be None with algorithm {parsed.name}, got {max_grad_norm!r}: clip "
+            "this worker's gradients before trainer.step, as with gluon.utils.clip_global_norm"
+        )
+    require_fitting_compression(parsed, compression_params)
+    return parsed
+
+
+def _require_parameters(name: str, params: Collection[Parameter]) -> None:
+    """Raise ValueError if two parameters have one name, or if an algorithm cannot average one."""
+    subject = f"algorithm {name} needs a name for each parameter, but params"
+    require_different((param.name for param in params), subject)
+    for param in params:
+        if param.grad_req == "null":
+            continue
+        if param._stype != "default" or param._grad_stype != "default":
+            raise ValueError(
+                f"algorithm {name} needs dense parameters, but parameter {param.name} or its "
+                "gradient is row_sparse: make it without sparse_grad, or leave out algorithm"
+            )
+        require_floats(name, param.name, np.dtype(param.dtype).name)

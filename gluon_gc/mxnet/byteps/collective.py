@@ -1,16 +1,18 @@
-"""Collective calls besides training: barrier and allreduce of metrics."""
+"""Collective calls besides training: barrier, averages of metrics and of running statistics."""
 
 from __future__ import annotations
 
 import numbers
-from typing import List, TypeVar
+from typing import List, Mapping, Sequence, TypeVar, Union
 
 import mxnet as mx
 import numpy as np
+from mxnet.gluon import Block, Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
 from ... import integers
-from ..exchange.totals import total_of_parts
+from ..exchange.gradient import legacy
+from ..trainer.parameters import is_statistic
 from .runtime import default_exchange
 
 Value = TypeVar("Value", float, np.ndarray, NDArray)
@@ -68,7 +70,7 @@ def allreduce(value: Value, average: bool = True) -> Value:
         "64-bit integers": len(parts) > 1,
     }
     exchange.agree("allreduce", [("", facts)])
-    sums = total_of_parts(exchange, f"metrics.{array.size}.{len(parts)}", parts, "allreduce")
+    sums = exchange.total_of_parts(f"metrics.{array.size}.{len(parts)}", parts, "allreduce")
     floats = integers.as_floats(sums)
     if average:
         floats = floats / exchange.num_workers
@@ -78,12 +80,50 @@ def allreduce(value: Value, average: bool = True) -> Value:
     return _like(value, floats.astype(array.dtype if array.dtype.kind == "f" else np.float64))
 
 
-def _summands(array: np.ndarray) -> List[np.ndarray]:
-    """The float64 arrays that are summed.
+def average_statistics(
+    net: Union[Block, ParameterDict, Mapping[str, Parameter], Sequence[Parameter]],
+) -> None:
+    """Average the running statistics of a network over all contexts of all workers.
 
-    All single numbers have the same number of summands, so one worker may have the integer 0 where
-    others have floats.
+    Each context updates the running means and variances of BatchNorm layers from its own batches,
+    and training steps do not exchange them. Call this on all workers before you validate or save.
+    The workers wait for each other.
+
+    Parameters
+    ----------
+    net : Block, ParameterDict, dict or list
+        A network or its Parameters. A parameter is averaged if it was made with
+        differentiable=False, as by BatchNorm and SyncBatchNorm, or if its name is that of a running
+        mean or variance, as in a SymbolBlock. Constants, integers and uninitialized parameters do
+        not change.
+
+    Raises
+    ------
+    TypeError
+        `net` is none of these.
+    RuntimeError
+        `init` was not called; or another worker has other statistics, or makes another call.
     """
+    statistics = [param for param in _parameters(net) if is_statistic(param)]
+    exchange = default_exchange()
+    arrays = [legacy(param.list_data()) for param in statistics]
+    facts = [
+        (f"parameter {param.name}", {"shape": list(first.shape)})
+        for param, (first, *_) in zip(statistics, arrays)
+    ]
+    exchange.agree("average_statistics", facts)
+    if not statistics:
+        return
+    means = np.concatenate([_mean(copies) for copies in arrays])
+    (sums,) = exchange.total_of_parts(f"statistics.{means.size}", [means], "average_statistics")
+    ends = np.cumsum([copies[0].size for copies in arrays])[:-1]
+    for copies, values in zip(arrays, np.split(sums / exchange.num_workers, ends)):
+        for array in copies:
+            array[:] = mx.nd.array(values.reshape(array.shape), dtype=array.dtype)
+
+
+def _summands(array: np.ndarray) -> List[np.ndarray]:
+    """The float64 arrays that are summed; single numbers have equally many on all workers."""
     if array.dtype.kind != "f":
         array = array if array.ndim else array.astype(np.int64)
         return integers.summands(array)
@@ -107,3 +147,20 @@ def _like(value: Value, result: np.ndarray) -> Value:
         array = mx.np.array if isinstance(value, mx.np.ndarray) else mx.nd.array
         return array(result, ctx=value.context, dtype=result.dtype)
     return result if isinstance(value, np.ndarray) else result.item()
+
+
+def _parameters(net: object) -> List[Parameter]:
+    if isinstance(net, Block):
+        net = net.collect_params()
+    if isinstance(net, (Mapping, ParameterDict)):
+        net = list(net.values())
+    if not isinstance(net, (list, tuple)) or not all(isinstance(p, Parameter) for p in net):
+        raise TypeError(
+            f"net must be a Block, or a ParameterDict, dict or list of Parameters, got {net!r}"
+        )
+    return list(net)
+
+
+def _mean(copies: Sequence[NDArray]) -> np.ndarray:
+    """The mean over contexts, float64, flat."""
+    return np.mean([array.asnumpy().astype(np.float64).ravel() for array in copies], axis=0)

@@ -15,11 +15,9 @@ from ... import integers
 from ...agreement import Facts
 from ...compression import CompressionParams, byteps, warn_of_ignored
 from ...plan import Tensor, require_on_nonfinite
-from ..exchange.broadcasts import broadcast_copies
 from ..exchange.channels import check_fits
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy, params_for
-from ..exchange.totals import total_of_parts
 from . import runtime
 
 
@@ -186,7 +184,7 @@ def _push_pull_integers(
 ) -> None:
     """Replace integers by their exact sum or average; waits for it."""
     values = tensor.asnumpy()
-    sums = total_of_parts(exchange, key, integers.summands(values), _CALL, about)
+    sums = exchange.total_of_parts(key, integers.summands(values), _CALL, about)
     if average:
         result = integers.average(sums, exchange.num_workers, values.dtype)
     else:
@@ -230,7 +228,7 @@ def broadcast_parameters(
             f"params must be a ParameterDict, a dict or a list, got {type(params).__name__}"
         )
     copies = [(name, _copies(name, value)) for name, value in named]
-    broadcast_copies(exchange, copies, root_rank)
+    exchange.broadcast_copies(copies, root_rank)
 
 
 def _copies(called: str, value: Any) -> List[NDArray]:

@@ -30,25 +30,7 @@ when_shut_down: List[Callable[[], None]] = []
 
 
 def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exchange:
-    """The backend with this name.
-
-    Parameters
-    ----------
-    kvstore : None, "local", "dist_sync", "horovod" or a backend object
-        None: the environment decides. It is the parameter server if the DMLC variables describe one
-        (`env.distributed`), else Horovod if horovodrun or mpirun started this process, else shared
-        memory if all workers are on one machine, else local. A process has one connection, and all
-        its trainers share it.
-
-    Raises
-    ------
-    ConfigurationError
-        The environment says that there are other workers, but not how to reach them.
-    ValueError
-        The name is unknown.
-    TypeError
-        The object is not a backend.
-    """
+    """The backend with this name; by default that of the environment. A process connects once."""
     if isinstance(kvstore, CompressingKVStore):
         return kvstore.exchange
     if kvstore is None:
@@ -170,8 +152,8 @@ def suspend() -> None:
     """
     global _suspended
     if _default is not None:
-        for owner in _default.owners.values():
-            averaging = owner()
+        for reference in _default.averagings.values():
+            averaging = reference()
             if averaging is not None:
                 averaging.leave_out_unapplied()
         _suspended = Suspended(_default, _suspended, _goes_on)
@@ -229,7 +211,6 @@ def default_exchange() -> Exchange:
 
 
 def is_default(exchange: Exchange) -> bool:
-    """Whether `init` chose this backend."""
     return exchange is _default
 
 

@@ -1,4 +1,4 @@
-"""NDArrays that use the memory of NumPy arrays, for example memory that processes share."""
+"""NDArrays in the memory of NumPy arrays, for example memory that processes share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CPU = DLContext(1, 0)
 _GIVE_BACK = ctypes.cast(kernels.library.gluon_gc_give_back, DeleterFunc)
 
 
-def lent(memory: np.ndarray) -> NDArray:
+def as_ndarray(memory: np.ndarray) -> NDArray:
     """An NDArray that shares the memory of a NumPy array, and keeps it alive.
 
     MXNet's own `from_numpy` calls Python when the array is freed. That crashes a process if the

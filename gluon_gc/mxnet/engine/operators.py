@@ -59,13 +59,7 @@ def _handle(name: str) -> int:
 class MessageAttribute:
     """The attribute "message" of operators: all fields of a message as lines of text.
 
-    One long attribute costs less time than many short ones. The text that stays the same from call
-    to call is cached.
-
-    Parameters
-    ----------
-    **shared
-        The fields that all operators get.
+    One long attribute costs less time than many short ones. Unchanged text is cached.
     """
 
     def __init__(self, **shared: Any) -> None:
@@ -80,20 +74,7 @@ class MessageAttribute:
         places: Places = (),
         **values: Any,
     ) -> Dict[str, str]:
-        """The attribute for one call of an operator.
-
-        Parameters
-        ----------
-        operator : str
-        layout : mapping
-            Fields that rarely change between calls of this operator.
-        gradients : int
-            The number of gradient arrays.
-        places : Places
-            The places of the chunks in these arrays.
-        **values
-            Fields that change from call to call.
-        """
+        """The attribute for one call; `layout` rarely changes between calls of this operator."""
         key = operator, gradients, places, *layout.values()
         if key not in self._cache:
             if len(self._cache) == _CACHED:
@@ -115,10 +96,7 @@ def refusing(names: Sequence[str]) -> Dict[str, str]:
 
 
 def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> NDArray:
-    """The factor that scales the l2 norm of all scale * gradients down to `max_norm`, at most 1.
-
-    float64, shape (1,). It is 1 if the norm is not finite.
-    """
+    """The factor (float64, shape (1,)) that clips the norm of scale * gradients to `max_norm`."""
     attributes = dict(gradients=len(gradients), scale=repr(scale), max_norm=repr(max_norm))
     return call("clip", gradients, **attributes)
 
@@ -133,29 +111,6 @@ def read_meter(meter: NDArray) -> Dict[str, float]:
     return dict(zip(METER, meter.asnumpy()[: len(METER)].tolist()))
 
 
-def read_spans(meter: NDArray) -> List[Tuple[float, float, float]]:
-    """The number, begin and end of each of the latest steps, in order, in seconds."""
-    spans = meter.asnumpy()[len(METER) :].reshape(KEPT_SPANS, 3)
-    return sorted(map(tuple, spans[spans[:, 0] > 0].tolist()))
-
-
-def now_in(meter: NDArray) -> np.ndarray:
-    """The memory of a meter, for `messages_in`; valid only while the meter lives."""
-    address = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(meter.handle, ctypes.byref(address)))
-    return np.ctypeslib.as_array((ctypes.c_double * meter.size).from_address(address.value))
-
-
-def messages_in(memory: np.ndarray) -> Tuple[int, bool]:
-    """How many messages were made, and whether the answer to the last one is not delivered yet.
-
-    It reads the meter as it is now, and does not wait for operators that update it.
-    """
-    calls = int(memory[0])
-    _, begin, end = memory[len(METER) + 3 * (calls % KEPT_SPANS) :][:3]
-    return calls, calls > 0 and bool(begin == end)
-
-
 def listed(numbers: Iterable[int]) -> str:
     """Whole numbers as an attribute's text."""
     return "".join(f"{number}," for number in numbers)
@@ -167,39 +122,27 @@ def as_bytes(x: NDArray) -> NDArray:
 
 
 def sum_rows(rows: NDArray, dtype: str) -> NDArray:
-    """The sum of the rows, in their order.
-
-    Each row of `rows`, uint8, shape (rows, bytes), has the bytes of values of this dtype.
-    """
+    """The sum of the rows in their order; a row, uint8, has the bytes of values of this dtype."""
     return call("sum_rows", (rows,), dtype=dtype)
 
 
 @dataclass(frozen=True)
 class MessageRows:
-    """The layout of a message of several parts in the rows of a row_sparse float32 array.
+    """The layout of a message of several parts in the rows of a row_sparse float32 array."""
 
-    Parameters
-    ----------
-    parts : tuple of (int, int or None)
-        For each part, its length in bytes and None. If its length varies: the maximum length, and
-        the offset of a uint32 with the number of bytes from that offset on. A message with such a
-        part takes only the rows that it needs.
-    in_one : bool
-        Whether the message is always one row, however short it is. A worker that pulls it then need
-        not ask for the number of rows.
-    """
-
+    # For each part: its length in bytes and None; or, if its length varies, the maximum length and
+    # the offset of a uint32 with the number of bytes from that offset on. A message with such a
+    # part takes only the rows that it needs, unless it always is `in_one` row, however short it is:
+    # a worker that pulls it then need not ask for the number of rows.
     parts: Tuple[Tuple[int, Optional[int]], ...]
     in_one: bool = False
 
     @property
     def varies(self) -> bool:
-        """Whether the length of the message may vary."""
         return any(length_at is not None for _, length_at in self.parts)
 
     @cached_property
     def _rows(self) -> kernels.Rows:
-        """The layout that the library computes."""
         return kernels.message_rows(sum(most for most, _ in self.parts), self.varies, self.in_one)
 
     @property
@@ -232,16 +175,12 @@ def frame(
     places: int,
     out: Optional[RowSparseNDArray] = None,
 ) -> RowSparseNDArray:
-    """Make a message of these parts (uint8). It begins at row ``place * rows.count``, of `places`.
-
-    The words look like ordinary floats, so MXNet's server can add 0.0 to them without changing
-    them.
-    """
+    """Make message number `place` of `places` from uint8 parts, in words that look like floats."""
     return call("frame", parts, out, **rows.listed(), **rows.framing_at(place, places))
 
 
 def rows_left(first_rows: RowSparseNDArray, rows: MessageRows, places: int = 1) -> NDArray:
-    """Numbers of the rows that messages have besides their first rows, int64; they may repeat."""
+    """The numbers of the rows that follow the messages' first rows, int64; they may repeat."""
     left = call("rows_left", (first_rows,), count=places, **rows.listed(), **rows.framing())
     return left.reshape((-1,))
 
@@ -256,8 +195,8 @@ def unframe(
 ) -> List[NDArray]:
     """The parts of the first `places` messages, uint8, each of shape (places, maximum bytes).
 
-    The rows may be spread over several arrays. The end of a part with fewer bytes is undefined. The
-    operator fails if a row is missing, or if it has words that are not framed.
+    `framed` may have the rows in several arrays. The operator fails if a row is missing, or if it
+    has words that are not framed.
     """
     attributes = dict(arrays=len(framed), count=places, **rows.listed(), **rows.framing())
     parts = call("unframe", framed, **attributes)

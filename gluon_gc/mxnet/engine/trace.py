@@ -12,13 +12,7 @@ from ... import env
 
 
 def writable(folder: str) -> Path:
-    """A folder of BYTEPS_TRACE_DIR, which is created if it is missing.
-
-    Raises
-    ------
-    ConfigurationError
-        The folder cannot be created or written.
-    """
+    """A folder of BYTEPS_TRACE_DIR, which is created if it is missing."""
     path = Path(env.get("BYTEPS_TRACE_DIR"), folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -34,23 +28,7 @@ class Trace:
     """Records the steps from BYTEPS_TRACE_START_STEP to BYTEPS_TRACE_END_STEP, both included.
 
     It waits for the operators of earlier steps before the trace, and for those of traced steps at
-    its end. If the process ends before the last step, MXNet writes the steps so far, unless `close`
-    has.
-
-    Parameters
-    ----------
-    folder : str
-        The trace is BYTEPS_TRACE_DIR/folder/comm.json.
-
-    Attributes
-    ----------
-    step : int
-        The current step, from 1.
-
-    Raises
-    ------
-    ConfigurationError
-        The trace cannot be written there.
+    its end. If the process ends earlier, MXNet writes the steps so far.
     """
 
     def __init__(self, folder: str) -> None:
@@ -62,7 +40,6 @@ class Trace:
         self.next_step()
 
     def next_step(self) -> None:
-        """End the current step and begin the next one."""
         if self._span is not None:
             self._span.stop()
             self._span = None

@@ -5,36 +5,37 @@ The backend supplies the exchange; the channel does the rest.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+from functools import cached_property
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 
-from ...plan import Chunk, Tensor
+from ... import kernels
+from ...plan import Chunk, Slice, Tensor
 from ..engine import operators
-from ..engine.operators import Places
+from ..engine.operators import KEPT_SPANS, METER, Places
 from .codec import MessageCodec, Part
-from .gradient import Gradients
-from .job import Job
+from .gradient import Gradients, Job
 from .rows_codec import RowsCodec
-from .values import Values, fused
 
 Start = Tuple[int, int]
 AnyCodec = Union[MessageCodec, RowsCodec]
 
 
 class Metered:
-    """Reads the meter that a channel's operators update.
-
-    Parameters
-    ----------
-    meter : NDArray
-    """
+    """Reads the meter that a channel's operators update."""
 
     def __init__(self, meter: NDArray) -> None:
         self._meter = meter
-        self._now = operators.now_in(meter)
+        address = ctypes.c_void_p()
+        check_call(_LIB.MXNDArrayGetData(meter.handle, ctypes.byref(address)))
+        memory = (ctypes.c_double * meter.size).from_address(address.value)
+        self._now = np.ctypeslib.as_array(memory)  # valid while the meter lives
         self._before: Dict[str, float] = {}  # subtracted in `done`
 
     def done(self) -> Dict[str, float]:
@@ -43,11 +44,10 @@ class Metered:
         return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
 
     def under_way(self) -> Tuple[int, bool]:
-        """How many messages were made, and whether the answer to the last one is still missing.
-
-        It does not wait for operators, and any thread may call it.
-        """
-        return operators.messages_in(self._now)
+        """The number of messages, and whether the last answer is missing; it does not wait."""
+        calls = int(self._now[0])
+        _, begin, end = self._now[len(METER) + 3 * (calls % KEPT_SPANS) :][:3]
+        return calls, calls > 0 and bool(begin == end)
 
     def count_again(self) -> None:
         """Restart `done` from zero. The meter itself goes on, because errors name its step."""
@@ -55,7 +55,8 @@ class Metered:
 
     def spans(self) -> Dict[int, Tuple[float, float]]:
         """Begin and end of the latest steps since `count_again`, in seconds, by step number."""
-        spans = operators.read_spans(self._meter)
+        rows = self._meter.asnumpy()[len(METER) :].reshape(KEPT_SPANS, 3)
+        spans = sorted(map(tuple, rows[rows[:, 0] > 0].tolist()))
         before = len(spans) - int(self.done()["calls"])
         return {int(step): (begin, end) for step, begin, end in spans[max(0, before) :]}
 
@@ -65,30 +66,7 @@ class Metered:
 
 
 class Channel(Metered):
-    """The chunks of a message, with the codec that compresses and decompresses them.
-
-    Parameters
-    ----------
-    chunks : sequence of Chunk
-        Chunks with the same compression, or one uncompressed chunk.
-    tensors : mapping
-        The tensors by name.
-    starts : sequence
-        The first state of each chunk's random stream, or None.
-
-    Attributes
-    ----------
-    codec : MessageCodec, RowsCodec or None
-        None: the values travel uncompressed.
-    in_rows : bool
-        Whether it carries the compressed rows of a row-sparse gradient.
-    hierarchical : bool
-        Whether the workers of a machine sum their values before these travel, if the backend can.
-    gpu : Context or None
-        The GPU that compresses the gradients; None: the CPU does.
-    undoable : bool
-        Whether the codecs of the channel keep the state before the last exchange.
-    """
+    """The chunks of a message, with the codec that compresses and decompresses them."""
 
     def __init__(
         self,
@@ -137,7 +115,6 @@ class Channel(Metered):
 
     @property
     def runs_on_gpu(self) -> bool:
-        """Whether messages can be made on the GPU that holds the gradients."""
         return self._coder.runs_on_gpu
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
@@ -153,11 +130,7 @@ class Channel(Metered):
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
     ) -> NDArray:
-        """The message of a job: payloads from `MessageCodec.compress`, or values.
-
-        `values`, if given, replace the gradients. They are the values of all chunks side by side,
-        already multiplied by scale and factor.
-        """
+        """The message of a job, or of these values, which are already multiplied."""
         scale, factor = job.scale, job.factor
         if values is not None:
             arrays, places, scale, factor = [values], self._side_by_side, 1.0, None
@@ -169,10 +142,7 @@ class Channel(Metered):
         return self._coder.compress(arrays, places, scale, ratio, framing, out, factor, step)
 
     def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
-        """Write this worker's own values of all slices side by side, times scale and factor.
-
-        If `metered`, the meter counts this copy in place of `encode`.
-        """
+        """Write this worker's own values side by side; if `metered`, as the meter's `encode`."""
         arrays, places = self._arrays(job.gradients, "own")
         meter = dict(meter=self._meter, step=job.step) if metered else {}
         values = dict(scale=job.scale, out=to, factor=job.factor)
@@ -197,10 +167,7 @@ class Channel(Metered):
                 gradients[piece.tensor].spread(array, begin, piece)
 
     def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
-        """The arrays that hold the slices. For each slice: the index of its array, and its offset.
-
-        A tensor that takes no part in this step travels as zeros.
-        """
+        """The arrays with the slices; for each slice, the index of its array and its offset."""
         arrays = [
             getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
             for name, end in self._ends.items()
@@ -239,3 +206,103 @@ def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Pla
     arrays = {id(array): array for array, _ in slices}
     numbers = {key: number for number, key in enumerate(arrays)}
     return list(arrays.values()), tuple((numbers[id(array)], begin) for array, begin in slices)
+
+
+def fused(
+    attribute: operators.MessageAttribute,
+    gradients: Sequence[NDArray],
+    places: Places,
+    sizes: Mapping[str, str],
+    scale: float,
+    out: Optional[NDArray],
+    factor: Optional[NDArray],
+    meter: Optional[NDArray] = None,
+    step: Optional[int] = None,
+) -> NDArray:
+    """Slices side by side, times scale and factor, rounded once; `meter` counts the call."""
+    meters = () if meter is None else (meter,)
+    factors = () if factor is None else (factor.as_in_context(gradients[0].context),)
+    layout = dict(sizes, metered=len(meters), clipped=len(factors))
+    message = attribute("fuse", layout, len(gradients), places, scale=float(scale), step=step)
+    return operators.call("fuse", (*meters, *gradients, *factors), out, **message)
+
+
+class Values:
+    """Copies slices of gradients to one array and back, with the interface of a `MessageCodec`."""
+
+    def __init__(self, dtype: str, slices: Sequence[Slice], tensors: Mapping[str, Tensor]) -> None:
+        self._dtype, sizes = dtype, [piece.size for piece in slices]
+        slice_tensors = [tensors[piece.tensor] for piece in slices]
+        self._floating = all(tensor.floating for tensor in slice_tensors)
+        self._sizes = dict(sizes=operators.listed(sizes))
+        checked = operators.listed(int(tensor.checked) for tensor in slice_tensors)
+        self._metered = dict(self._sizes, checked=checked, metered=1)
+        self._unchecked = dict(self._sizes, checked=operators.listed([0] * len(sizes)), metered=0)
+        self._refused = operators.refusing([tensor.refused for tensor in slice_tensors])
+        self._size = sum(sizes)
+        self._whole = dict(sizes=operators.listed([self._size]))
+        begins = (0, *itertools.accumulate(sizes[:-1]))
+        self._side_by_side = tuple((0, begin) for begin in begins)
+        self.meter = operators.new_meter()
+        self._gpu: Optional[mx.Context] = None
+        self._pinned: Optional[NDArray] = None
+        self._attribute = operators.MessageAttribute(dtype=dtype)
+
+    @cached_property
+    def runs_on_gpu(self) -> bool:
+        """Whether `move_to` a GPU is possible. If kernels are missing, the log says why, once."""
+        return self._floating and kernels.runs_on_gpu("convert")
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        self._gpu = gpu
+
+    def compress(
+        self,
+        gradients: Sequence[NDArray],
+        places: Places,
+        scale: float,
+        ratio: float,
+        framing: Optional[Mapping[str, Any]],
+        out: Optional[NDArray],
+        factor: Optional[NDArray],
+        step: int,
+    ) -> NDArray:
+        metered = dict(meter=self.meter, step=step)
+        if self._gpu is None:
+            return fused(
+                self._attribute, gradients, places, self._sizes, scale, out, factor, **metered
+            )
+        on_gpu = fused(self._attribute, gradients, places, self._sizes, scale, None, factor)
+        on_gpu.copyto(self._host())
+        return fused(
+            self._attribute, [self._host()], ((0, 0),), self._whole, 1.0, out, None, **metered
+        )
+
+    def decompress(
+        self,
+        messages: Sequence[NDArray],
+        gradients: Sequence[NDArray],
+        places: Places,
+        count: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        if self._gpu is None:
+            self._defuse(messages, gradients, places)
+            return
+        self._defuse(messages, [self._host()], self._side_by_side)
+        on_gpu = self._host().as_in_context(self._gpu)
+        message = self._attribute("defuse", self._unchecked, len(gradients), places)
+        operators.call("defuse", (on_gpu, *gradients), **message)
+
+    def _defuse(
+        self, values: Sequence[NDArray], gradients: Sequence[NDArray], places: Places
+    ) -> None:
+        """Write values to the slices on the CPU, and count this in the meter."""
+        message = self._attribute("defuse", self._metered, len(gradients), places)
+        operators.call("defuse", (*values, *gradients), self.meter, **message, **self._refused)
+
+    def _host(self) -> NDArray:
+        """Pinned memory for the values, which GPUs copy without the CPU."""
+        if self._pinned is None:
+            self._pinned = mx.nd.empty(self._size, mx.cpu_pinned(), self._dtype)
+        return self._pinned

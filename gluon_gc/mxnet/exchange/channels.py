@@ -1,29 +1,39 @@
-"""The declared tensors of an exchange, and the channels that carry them."""
+"""The channels of an exchange: which chunks share a message, and which GPU compresses it."""
 
 from __future__ import annotations
 
 import math
-from typing import Collection, Dict, Iterable, Iterator, List, Sequence, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
+import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ...plan import Tensor
+from ... import plan
+from ...plan import Chunk, Tensor
 from .channel import Channel
-from .gradient import Gradient
+from .gradient import Gradient, Gradients
 from .sparse import SparseChannel
 
 AnyChannel = Union[Channel, SparseChannel]
+_MESSAGES_PER_OWNER = 2  # if there are enough chunks
+_CACHED = 64  # sets of channels whose GPUs are cached
 
 
 class Channels:
-    """The channels of an exchange, in the order in which their tensors were declared.
-
-    Attributes
-    ----------
-    tensors : dict
-        The declared tensors by name.
-    """
+    """The declared tensors by name, and their channels, in the order of declaration."""
 
     def __init__(self) -> None:
         self.tensors: Dict[str, Tensor] = {}
@@ -33,11 +43,9 @@ class Channels:
         return iter(self._channels)
 
     def of(self, names: Collection[str]) -> List[AnyChannel]:
-        """The channels that carry these tensors."""
         return [channel for channel in self if not channel.tensors.isdisjoint(names)]
 
     def add(self, channels: Iterable[AnyChannel]) -> None:
-        """Add channels, whose tensors are already in `tensors`."""
         self._channels += channels
 
     def hide(self, names: Collection[str]) -> List[AnyChannel]:
@@ -55,31 +63,13 @@ class Channels:
     def gradient(
         self, name: str, arrays: Sequence[NDArray], targets: Sequence[NDArray]
     ) -> Gradient:
-        """The gradient of a tensor, for a `Job`.
-
-        Parameters
-        ----------
-        name : str
-        arrays : sequence of NDArray
-            The tensor's copies, one for each context.
-        targets : sequence of NDArray
-            The arrays that receive the sum.
-
-        Raises
-        ------
-        ValueError
-            An array has another size or dtype than the tensor.
-        """
+        """The gradient of a tensor for a `Job`. `targets` receive the sum."""
         tensor = self.tensors[name]
         check_fits(arrays, tensor)
         return Gradient(arrays, targets, "row_sparse" if tensor.rows else "default")
 
     def nonfinite(self, names: Collection[str]) -> int:
-        """How many chunk sums of these tensors had a NaN or an infinity so far.
-
-        The number is the same on all workers. The call waits for all exchanges. Uncompressed
-        tensors whose `on_nonfinite` is "propagate" are not counted.
-        """
+        """How many chunk sums had a NaN or an infinity, on any worker; waits for all exchanges."""
         return sum(channel.nonfinite() for channel in self.of(names))
 
     def set_epoch(self, names: Collection[str], epoch: int) -> None:
@@ -98,3 +88,74 @@ def check_fits(arrays: Sequence[NDArray], tensor: Tensor) -> None:
                 f"{tensor.called} must have {tensor.size} elements of {tensor.dtype}, as when it "
                 f"was declared; got shape {array.shape}, {size} elements of {dtype}"
             )
+
+
+def in_messages(
+    chunks: Sequence[Chunk], owners: int = 1, bundled: bool = True
+) -> List[List[Chunk]]:
+    """Group chunks into messages, which are in the order of their first chunks.
+
+    Chunks with the same compression share messages of up to `plan.SMALL_BYTES`. A row-sparse chunk
+    has a message of its own. So has a plain chunk, which already fuses several tensors. If several
+    `owners` aggregate messages, there are enough messages for all of them. If not `bundled`, only
+    chunks of one tensor share a message.
+    """
+    most = plan.SMALL_BYTES
+    if owners > 1:
+        most = min(
+            most, sum(chunk.message_bytes for chunk in chunks) // (_MESSAGES_PER_OWNER * owners)
+        )
+    bundles: List[List[Chunk]] = []
+    open_bundles: Dict[Any, Tuple[List[Chunk], int]] = {}
+    for chunk in chunks:
+        kind = chunk.params, chunk.dtype, None if bundled else chunk.slices[0].tensor
+        bundle, total = open_bundles.get(kind, ([], 0))
+        alone = chunk.params is None or chunk.rows
+        if alone or not bundle or total + chunk.message_bytes > most:
+            bundle, total = [], 0
+            bundles.append(bundle)
+        bundle.append(chunk)
+        if not alone:
+            open_bundles[kind] = bundle, total + chunk.message_bytes
+    return bundles
+
+
+class GpuShares:
+    """Gives each GPU an even share of the elements of the channels that are exchanged together.
+
+    The shares of a set of channels stay the same from step to step. `able` tells whether a GPU can
+    compress a channel; it is called only if there are gradients on GPUs.
+    """
+
+    def __init__(self, able: Callable[[Channel], bool]) -> None:
+        self._able = able
+        self._known: Dict[Any, Dict[Channel, int]] = {}  # indices of GPUs
+
+    def of(self, channels: Sequence[Channel], gradients: Gradients) -> List[Optional[mx.Context]]:
+        """The GPU that compresses each channel's gradients; None: the CPU does.
+
+        GPUs compress only if all gradients that they can compress have copies on the same GPUs.
+        """
+        if not any(gradient.from_gpus for gradient in gradients.values()):
+            return [None] * len(channels)
+        compressible = [channel for channel in channels if self._able(channel)]
+        names = {name for channel in compressible for name in channel.tensors if name in gradients}
+        contexts = {gradients[name].gpus for name in names}
+        (gpus,) = contexts if len(contexts) == 1 else ((),)
+        if not gpus:
+            return [None] * len(channels)
+        number_of = self._shares(compressible, len(gpus))
+        return [gpus[number_of[c]] if c in number_of else None for c in channels]
+
+    def forget(self) -> None:
+        """Forget the shares of all sets, because channels have been withdrawn."""
+        self._known.clear()
+
+    def _shares(self, channels: Sequence[Channel], gpus: int) -> Dict[Channel, int]:
+        key = (gpus, *channels)
+        if key not in self._known:
+            if len(self._known) == _CACHED:
+                self._known.clear()
+            owners = plan.spread([channel.size for channel in channels], gpus)
+            self._known[key] = dict(zip(channels, owners))
+        return self._known[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -14,27 +14,17 @@ from ... import kernels
 from ...compression import CompressionParams
 from ...compression.stream import Stream
 from ..engine import operators
+from ..engine.memory import as_ndarray
 from ..engine.operators import MessageRows, Places
-from .message_memory import MessageMemory
 
 
 @dataclass(frozen=True)
 class Part:
-    """One chunk of a message.
-
-    Parameters
-    ----------
-    size : int
-        Number of elements.
-    start : tuple of two int, optional
-        The first state of its random stream, if the compressor draws random numbers.
-    refused : str
-        The chunk's name in the error about a NaN or an infinity; "": there is no such error.
-    """
+    """One chunk of a message."""
 
     size: int
-    start: Optional[Tuple[int, int]] = None
-    refused: str = ""
+    start: Optional[Tuple[int, int]] = None  # of its random stream, if the compressor draws
+    refused: str = ""  # its name in the error about a NaN or an infinity; "": there is no error
 
 
 class MessageCodec:
@@ -51,20 +41,6 @@ class MessageCodec:
     Momentum before compression is from Zheng et al. 2019 ("Communication-Efficient Distributed
     Blockwise Momentum SGD with Error-Feedback"). Error feedback is from Seide et al. 2014 ("1-Bit
     Stochastic Gradient Descent") and Karimireddy et al. 2019 ("Error Feedback Fixes SignSGD").
-
-    Parameters
-    ----------
-    params : CompressionParams
-        With a compressor; the same for all chunks.
-    dtype : str
-        The dtype of the arithmetic and the state: "float32" or "float64".
-    parts : sequence of Part
-        The chunks.
-
-    Attributes
-    ----------
-    memory : MessageMemory
-        Residuals and momentum.
     """
 
     def __init__(self, params: CompressionParams, dtype: str, parts: Sequence[Part]) -> None:
@@ -132,7 +108,6 @@ class MessageCodec:
         return [*arrays, *earlier], dict(states=len(arrays), earlier=int(bool(earlier)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the compressor the epoch, counted from 0."""
         self._epoch = epoch
         self._configure()
 
@@ -149,23 +124,10 @@ class MessageCodec:
     ) -> NDArray:
         """Make a message of scale * gradients, after momentum and error feedback.
 
-        Parameters
-        ----------
-        gradients : sequence of NDArray
-            Of any shape, of the codec's dtype or float16, on the device that `move_to` set.
-        places : tuple of (int, int)
-            For each chunk, the index of its gradient and its offset there.
-        scale : float
-        ratio : float
-            Previous learning rate / current one, for feedback that is not "vanilla".
-        framing : mapping, optional
-            `MessageRows.framing_at` the rows to write. None: payloads side by side.
-        out : NDArray, optional
-            The array to write.
-        factor : NDArray, optional
-            Another multiplier of the gradients; float64, shape (1,).
-        step : int
-            The number of the exchange for the meter, from 1; 0: not counted.
+        `places` has, for each chunk, the index of its gradient and its offset there. `ratio` is
+        previous / current learning rate. `framing` are the rows to write; without it, payloads are
+        side by side. `factor` (float64, shape (1,)) also multiplies the gradients. `step` counts
+        from 1, for the meter.
         """
         positions = self.move_on()
         framing, meters = framing or {}, (self.meter,)
@@ -287,8 +249,92 @@ class MessageCodec:
         return states
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Restore a result of `state`."""
         self.memory.load(self.codecs, states)
         if self._params.compressor.traits.draws:
             for stream, state in zip(self._streams, states):
                 stream.load_state(state["stream"])
+
+
+class MessageMemory:
+    """Residuals and momentum of a message's chunks; each array has the parts of all chunks.
+
+    If steps may be taken back, there are two sets of arrays: a step reads one and writes the other.
+    """
+
+    def __init__(self, codecs: Sequence[kernels.Codec], dtype: str) -> None:
+        sizes = [[codec.momentum for codec in codecs]]
+        sizes += [list(memory) for memory in zip(*(codec.memory for codec in codecs))]
+        self._sizes = [chunk_sizes for chunk_sizes in sizes if any(chunk_sizes)]
+        self._dtype = dtype
+        self.arrays: List[NDArray] = [mx.nd.zeros(sum(s), dtype=dtype) for s in self._sizes]
+        self.earlier: List[NDArray] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.size for array in self.arrays) * np.dtype(self._dtype).itemsize
+
+    def use(self, memory: np.ndarray) -> None:
+        """Use this memory for the arrays from now on: `num_bytes` zeros, uint8, on the CPU."""
+        self.arrays = self._in(memory)
+
+    def _in(self, memory: np.ndarray) -> List[NDArray]:
+        ends = np.cumsum([array.size for array in self.arrays])[:-1]
+        pieces = np.split(memory.view(self._dtype), ends) if self.arrays else []
+        return [as_ndarray(piece) for piece in pieces]
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        """Move the arrays to a GPU, or to the CPU if None."""
+        context = gpu or mx.cpu()
+        self.arrays = [array.as_in_context(context) for array in self.arrays]
+        self.earlier = [array.as_in_context(context) for array in self.earlier]
+
+    def keep_earlier(self, memory: Optional[np.ndarray] = None) -> None:
+        """Keep the state before each step from now on, in this memory if it is given."""
+        if memory is None:
+            self.earlier = [mx.nd.empty(a.shape, a.context, a.dtype) for a in self.arrays]
+        else:
+            self.earlier = self._in(memory)
+
+    def swap(self) -> None:
+        """Make the earlier state the current one: to begin a step, and to take it back."""
+        if self.earlier:
+            self.arrays, self.earlier = self.earlier, self.arrays
+
+    def saved(self, codecs: Sequence[kernels.Codec]) -> List[Dict[str, np.ndarray]]:
+        """For a checkpoint, each chunk's "residual" and "momentum", if it has them."""
+        states = []
+        for codec, kept in zip(codecs, self._of_chunks(codecs, self._as_numpy())):
+            state = {}
+            if codec.memory:
+                state["residual"] = codec.residual(kept)
+            if codec.momentum:
+                state["momentum"] = kept.momentum.copy()
+            states.append(state)
+        return states
+
+    def load(
+        self, codecs: Sequence[kernels.Codec], states: Sequence[Mapping[str, np.ndarray]]
+    ) -> None:
+        """Restore a result of `saved`."""
+        arrays = self._as_numpy()
+        for codec, kept, state in zip(codecs, self._of_chunks(codecs, arrays), states):
+            if codec.memory:
+                codec.restore(kept, np.ascontiguousarray(state["residual"]))
+            if codec.momentum:
+                kept.momentum[:] = state["momentum"]
+        for array, values in zip(self.arrays, arrays):
+            array[:] = values
+
+    def _as_numpy(self) -> List[np.ndarray]:
+        return [array.asnumpy() for array in self.arrays]
+
+    def _of_chunks(
+        self, codecs: Sequence[kernels.Codec], arrays: Sequence[np.ndarray]
+    ) -> Iterator[kernels.State]:
+        """Each chunk's part of all arrays."""
+        ends = [np.cumsum(sizes)[:-1] for sizes in self._sizes]
+        pieces = [np.split(array, end) for array, end in zip(arrays, ends)]
+        for i, codec in enumerate(codecs):
+            parts = [piece[i] for piece in pieces]
+            momentum = parts.pop(0) if codec.momentum else None
+            yield kernels.State(momentum, tuple(parts))

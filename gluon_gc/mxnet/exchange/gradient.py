@@ -1,7 +1,8 @@
-"""A gradient with copies on several contexts, as one array on the CPU or slices on a GPU."""
+"""Gradients with copies on several contexts, and the job that exchanges them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -13,10 +14,7 @@ from ...plan import Slice
 
 
 def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:
-    """The same arrays, without a copy, as mx.nd arrays: our operators do not know mxnet.numpy.
-
-    The operators crash on an array without axes, so its shape becomes (1,).
-    """
+    """The same memory as mx.nd arrays, which our operators need, with at least one axis."""
     arrays = [array.as_nd_ndarray() for array in arrays]
     return [array if array.shape else array.reshape((1,)) for array in arrays]
 
@@ -39,20 +37,10 @@ def _part(array: NDArray, piece: Slice) -> NDArray:
 class Gradient:
     """The copies of one tensor, one for each context, and the arrays that receive the result.
 
-    There are two ways to use it. On the CPU, `own` is the sum of the copies, and `result` is the
-    array for the result. Both share memory with the copies and targets where these may be
-    overwritten. On a GPU, `sum_on` sums one slice, and `spread` copies the result of a slice to all
-    targets.
-
-    If the gradient is a single CPU array, the object may be used in several exchanges; otherwise
-    only in one. `own` and `result` have the storage type `stype`.
-
-    Attributes
-    ----------
-    contexts : tuple of Context
-        The contexts of the copies.
-    from_gpus : bool
-        Whether all copies are on GPUs.
+    On the CPU, `own` is the sum of the copies, and `result` is the array for the result, both of
+    the storage type `stype`. They share memory with copies and targets that may be overwritten. On
+    a GPU, `sum_on` sums one slice, and `spread` copies the result of a slice to all targets. Only
+    the gradient of a single CPU array may be used in several exchanges.
     """
 
     def __init__(
@@ -80,7 +68,6 @@ class Gradient:
 
     @property
     def own(self) -> NDArray:
-        """The sum of the copies."""
         return (self._on_cpu or self._make())[0]
 
     @property
@@ -112,7 +99,6 @@ class Gradient:
 
     @property
     def only(self) -> NDArray:
-        """The only copy."""
         (array,) = self._arrays
         return array
 
@@ -179,3 +165,16 @@ def sums_of(gradients: Sequence[Gradient]) -> List[NDArray]:
 
 Gradients = Mapping[str, Gradient]
 """By tensor. A tensor of a chunk is missing if it takes no part in this step."""
+
+
+@dataclass
+class Job:
+    """Gradients that one exchange replaces by their sums over all workers."""
+
+    gradients: Gradients
+    scale: float = 1.0  # multiplies this worker's gradients, before momentum and compression
+    factor: Optional[NDArray] = None  # another multiplier, for clipping; float64, shape (1,)
+    # For each tensor, previous learning rate / current one, where that is not 1. All tensors of a
+    # message have the same ratio.
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    step: int = field(default=0, init=False)  # from 1, for the meters; `Exchange.start` sets it

@@ -20,13 +20,7 @@ from .codec import Part
 
 @dataclass(frozen=True)
 class Payload:
-    """The size of a payload: a list of rows, then the payload of their values.
-
-    Parameters
-    ----------
-    payload_bytes : int
-        The size with all rows.
-    """
+    """The size of a payload: a list of rows, then the payload of their values."""
 
     payload_bytes: int
 
@@ -37,20 +31,10 @@ class Payload:
 
 
 class RowsCodec:
-    """Compresses and decompresses a gradient whose rows change from step to step.
+    """A `MessageCodec` of one gradient whose rows change from step to step.
 
-    It has the interface of a `MessageCodec` with one chunk. The residual of a row is added when the
-    gradient has that row again. In each step the random stream advances by the draws of all rows.
-    Later draws then do not depend on which rows there were.
-
-    Parameters
-    ----------
-    params : CompressionParams
-        With a compressor that does not accumulate.
-    rows : int
-        The number of rows of the gradient, whose dtype is float32.
-    part : Part
-        All elements of the gradient.
+    The residual of a row is added when the gradient has that row again. The random stream advances
+    by the draws of all rows, so that later draws do not depend on the rows of a step.
     """
 
     runs_on_gpu = False
@@ -76,18 +60,15 @@ class RowsCodec:
         self._refused = operators.refusing([part.refused])
 
     def rows(self) -> MessageRows:
-        """The layout of its messages in MXNet's parameter server."""
         return MessageRows(((self.payload_bytes, 0),))
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: only compressors that accumulate use the epoch."""
 
     def keep_earlier(self) -> None:
-        """Let `take_back` undo steps from now on."""
         self._keeps_earlier = True
 
     def take_back(self) -> None:
-        """Undo the last `compress`."""
         self._stream.take_back()
         self._earlier()
         self._earlier = lambda: None
@@ -123,11 +104,7 @@ class RowsCodec:
         factor: Optional[NDArray] = None,
         step: int = 0,
     ) -> NDArray:
-        """Make a message of scale * the gradient's rows, after error feedback.
-
-        The only gradient is row_sparse. The rest is as in `MessageCodec.compress`. The ratio also
-        multiplies the residuals of rows that the gradient lacks.
-        """
+        """As `MessageCodec.compress`. The ratio also multiplies residuals of absent rows."""
         (gradient,) = gradients
         if self._params.ef not in ("corrected", "sparse"):
             ratio = 1.0
@@ -172,7 +149,7 @@ class RowsCodec:
         )
 
     def state(self) -> List[Dict[str, np.ndarray]]:
-        """For a checkpoint, as `MessageCodec.state` of one chunk."""
+        """As `MessageCodec.state` of one chunk."""
         state = {}
         if self._params.compressor.traits.draws:
             state["stream"] = self._stream.state()
@@ -181,7 +158,6 @@ class RowsCodec:
         return [state]
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Restore a result of `state`."""
         (state,) = states
         if self._params.compressor.traits.draws:
             self._stream.load_state(state["stream"])

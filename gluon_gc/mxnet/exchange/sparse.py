@@ -14,30 +14,11 @@ from ...plan import Tensor
 from ..engine import operators
 from ..engine.operators import MessageRows
 from .channel import Metered
-from .gradient import Gradient
-from .job import Job
+from .gradient import Gradient, Job
 
 
 class SparseChannel(Metered):
-    """The channel of one row-sparse gradient, which is its only chunk.
-
-    Parameters
-    ----------
-    tensor : Tensor
-        float32, with rows.
-
-    Attributes
-    ----------
-    tensor : str
-        The tensor's name.
-    shape : tuple of int
-        (rows, elements of a row).
-    sent : RowSparseNDArray
-        The rows to send. It is the same array in every step, so the engine finishes one exchange
-        before the next one begins.
-    layout : MessageRows
-        The layout of the message that lists the gradient's rows.
-    """
+    """The channel of one row-sparse gradient, which is its only chunk."""
 
     params = codec = None  # it is not compressed
     dtype = "rows of float32"
@@ -78,7 +59,6 @@ class SparseChannel(Metered):
         operators.call("rows_received", inputs, gradient.result, lists=listed, **self._checks)
 
     def shares(self) -> List[Tuple[str, float]]:
-        """The only tensor has the whole message."""
         return [(self.tensor, 1.0)]
 
 

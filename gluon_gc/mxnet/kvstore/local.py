@@ -9,16 +9,12 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ..exchange.channel import Channel
 from ..exchange.exchange import Exchange
-from ..exchange.gradient import Gradient
-from ..exchange.job import Job
+from ..exchange.gradient import Gradient, Job
 from ..exchange.sparse import SparseChannel
 
 
 class Local(Exchange):
-    """A cluster of one worker in one process: it compresses, aggregates and decompresses.
-
-    The results are bit-identical to those of one worker with one server.
-    """
+    """One worker that also aggregates, bit for bit like a worker with a server."""
 
     type = "local"
 

@@ -11,8 +11,8 @@ from mxnet.ndarray import NDArray
 
 from ...algorithms.driver import Driver, is_arriving
 from ...state import LOCAL, OF_ALL, Place
-from ...state.cutting import Arrays
-from ..trainer.parameters import first_copy, spread
+from ...state.file import Arrays
+from ..trainer.parameters import broadcast_to_contexts, first_copy
 
 _PARAMETER = "parameter"
 """`Place.what` of this worker's own parameter."""
@@ -88,7 +88,7 @@ class AlgorithmStates:
         own_places = [place for place in values if place[1:3] == (LOCAL, _PARAMETER)]
         for place in own_places:
             values.pop(place).copyto(first_copy(self._params[place.tensor]))
-        spread(self._params.values())
+        broadcast_to_contexts(self._params.values())
         state = self._driver.algorithm.begin(
             {param.name: first_copy(param) for param in self._params.values()}
         )

@@ -12,7 +12,6 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
 from ...state import fitting
-from ..exchange.broadcasts import broadcast_copies
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy
 from ..trainer.momentum import momentum_of
@@ -83,7 +82,7 @@ class OptimizerStates:
             for i in counts
             for arrays in zip(*(arrays_of(updater.states[i]) for updater in self._updaters))
         ]
-        broadcast_copies(exchange, copies, root_rank)
+        exchange.broadcast_copies(copies, root_rank)
         return steps
 
     def _state(self, updater: Updater, context: int, index: int) -> Any:

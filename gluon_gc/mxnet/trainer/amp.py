@@ -20,15 +20,7 @@ class _Verdict:
 
 
 class AgreedLossScaler:
-    """AMP's loss scaler, which all workers update with the same result.
-
-    Parameters
-    ----------
-    scaler : mxnet.contrib.amp.loss_scaler.LossScaler
-        The scaler that `amp.init_trainer` made.
-    total : callable
-        Sums an array over all workers, given facts that must be the same on all workers.
-    """
+    """AMP's loss scaler, which all workers update with the same result."""
 
     def __init__(self, scaler: Any, total: Callable[[NDArray, Facts], NDArray]) -> None:
         self._scaler = scaler

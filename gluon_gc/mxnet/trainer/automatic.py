@@ -1,23 +1,25 @@
-"""The compressors that "auto" chose for a trainer: the same on all workers, in all steps."""
+"""The choices of "auto" for a trainer, and the measurements that they need."""
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from dataclasses import replace
-from typing import Any, Dict, Iterable, List, Mapping, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
+from weakref import WeakKeyDictionary
 
+import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ...auto import selection
+from ...auto import probe, selection
 from ...auto.algorithm import AutomaticAlgorithm, Decision
-from ...auto.choice import Measured
+from ...auto.choice import Link, Measured, Topology
 from ...compression import CompressionParams, candidates
 from ...plan import Tensor
-from ...state.matching import pairs
+from ...state.fitting import pairs
 from ..exchange.exchange import Exchange
-from . import probe
 
 
 class Automatic:
@@ -29,19 +31,7 @@ class Automatic:
     def settled(
         self, exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
     ) -> List[Tensor]:
-        """Replace "auto" in these tensors by the chosen compressors; all workers call it.
-
-        If rank 0 has already chosen a tensor's compressor, the choice stays. For the other tensors
-        all workers measure, and rank 0 chooses.
-
-        Parameters
-        ----------
-        exchange : Exchange
-        tensors : sequence of Tensor
-            In the order of backward.
-        gradients : sequence of NDArray
-            The gradients of these tensors, which backward may still be computing.
-        """
+        """Replace "auto" in these tensors by rank 0's choices; workers measure for new ones."""
         arrays = dict(zip((tensor.name for tensor in tensors), gradients))
         undecided = [tensor for tensor in tensors if tensor.params.accuracy is not None]
         if not undecided:
@@ -60,15 +50,7 @@ class Automatic:
         return replace(tensor, params=candidates(tensor.params)[self._chosen[tensor.index]])
 
     def recall(self, saved: Mapping[int, Any], params: Mapping[int, CompressionParams]) -> None:
-        """Take over the choices in a checkpoint, for parameters without a choice.
-
-        Parameters
-        ----------
-        saved : mapping
-            The result of `saved_compressions`.
-        params : mapping
-            The compression of each of the trainer's parameters, by index.
-        """
+        """Take over the choices in a checkpoint, for parameters without a choice."""
         for i, identity in saved.items():
             if params[i].accuracy is not None:
                 candidate = selection.recalled(params[i], identity)
@@ -96,22 +78,12 @@ def decided(
     tensors: Sequence[Tensor],
     shapes: Sequence[Sequence[int]],
 ) -> Decision:
-    """The decision for an algorithm; all workers call it.
-
-    Parameters
-    ----------
-    exchange : Exchange
-    automatic : AutomaticAlgorithm
-    tensors, shapes
-        See `AutomaticAlgorithm.choose`.
-    """
+    """The decision for an algorithm; all workers call it."""
     topology = exchange.topology()
-
-    def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
-        return probe.measured(exchange, topology, compressors)
-
-    seconds, says = probe.slowest(exchange, automatic.seconds), exchange.rank == 0
-    return automatic.choose(tensors, shapes, topology, measure, seconds, says)
+    measure = functools.partial(measured, exchange, topology)
+    with exchange.uncounted():
+        (seconds,) = _Workers(exchange, "probe").slowest([automatic.seconds])
+    return automatic.choose(tensors, shapes, topology, measure, seconds, says=exchange.rank == 0)
 
 
 def of_root(exchange: Exchange, value: Any) -> Any:
@@ -128,22 +100,60 @@ def _choose(
 ) -> List[str]:
     """The best compressor for each tensor. The log of rank 0 gives the reasons."""
     topology = exchange.topology()
-
-    def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
-        return probe.measured(exchange, topology, compressors)
-
+    measure = functools.partial(measured, exchange, topology)
     ready = _ready(gradients)
     return selection.chosen(tensors, topology, measure, ready, says=exchange.rank == 0)
 
 
 def _ready(gradients: Iterable[NDArray]) -> List[float]:
-    """For each gradient, the seconds from the first gradient until it is ready.
-
-    The call waits for the first backward. Later ones are assumed to be twice as fast, so its times
-    are halved.
-    """
+    """For each gradient, the seconds until it is ready, halved: the first backward is slow."""
     times = []
     for gradient in gradients:
         gradient.wait_to_read()
         times.append(time.perf_counter())
     return [(at - times[0]) / 2 for at in times]
+
+
+_links: WeakKeyDictionary[Exchange, Link] = WeakKeyDictionary()
+
+
+def measured(
+    exchange: Exchange, topology: Topology, compressors: Mapping[str, CompressionParams]
+) -> Measured:
+    """Measure the cluster's network and the speed of these compressors; takes some seconds."""
+    with exchange.uncounted():
+        if exchange not in _links:
+            before = set(exchange.channels.tensors)
+            _links[exchange] = probe.link(_Workers(exchange, "probe of the link"), topology)
+            exchange.channels.hide(exchange.channels.tensors.keys() - before)
+        return Measured(_links[exchange], probe.speeds(_Workers(exchange, "probe"), compressors))
+
+
+class _Workers(probe.Workers):
+    def __init__(self, exchange: Exchange, name: str) -> None:
+        self._exchange, self._name = exchange, name
+
+    def meet(self, about: str) -> None:
+        self._exchange.agree("step", [("", {"probe": about})])
+
+    def slowest(self, seconds: Sequence[float]) -> List[float]:
+        exchange, name = self._exchange, f"{self._name}.{len(seconds)}"
+        shape = exchange.num_workers, len(seconds)
+        table = np.zeros(shape)
+        table[exchange.rank] = seconds
+        array = mx.nd.array(table.reshape(-1), dtype="float64")
+        return exchange.total(name, array, "step").asnumpy().reshape(shape).max(axis=0).tolist()
+
+    def declare(self, tensors: Sequence[Tensor]) -> None:
+        self._exchange.declare(tensors, minimum=0)
+
+    def exchange(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
+        values = np.random.default_rng(self._exchange.rank)
+        arrays = {t.name: mx.nd.array(values.standard_normal(t.size, np.float32)) for t in tensors}
+        mx.nd.waitall()
+
+        def sum_in_place() -> None:
+            self._exchange.sum_in_place(arrays)
+            mx.nd.waitall()
+
+        return sum_in_place

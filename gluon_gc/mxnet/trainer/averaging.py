@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import (
     Any,
     Callable,
@@ -30,55 +31,32 @@ from ...plan import Tensor
 from ...state import Place
 from ...state.file import Arrays
 from ..exchange.exchange import Exchange
-from . import optimizer_facts as trainer_facts
+from . import optimizer_facts
 from .amp import AgreedLossScaler
-from .compressions import Compressions
-from .weight_check import WeightCheck
+from .equal_weights import WeightCheck
+from .parameters import Compressions
 
 Update = Callable[[float, bool], None]
 """Applies the optimizer, given a factor for the gradients and `ignore_stale_grad`."""
 
 
+@dataclass(frozen=True)
+class StepArguments:
+    """The arguments of a step, with gradients times `scale` / `batch_size`."""
+
+    optimizer: Optimizer
+    batch_size: Optional[float]  # None: the gradients are not divided yet
+    scale: float
+    ignore_stale_grad: bool
+    scaler: Optional[AgreedLossScaler]  # AMP's. If it finds an overflow, the step is left out
+
+
 class Averaging(ABC):
-    """Averages gradients or other vectors of a trainer over all workers.
+    """Averages gradients or other vectors of a trainer; all workers call each method together."""
 
-    All workers call each method together.
-
-    Parameters
-    ----------
-    name : str
-        The prefix of the tensors' names in the exchange.
-    exchange : Exchange
-    params : sequence of Parameter
-        The trainer's parameters.
-    last_first : sequence of int
-        The indices of the parameters, in the order in which backward computes their gradients.
-    compressions : Compressions
-        The compression of each parameter's gradient or vectors.
-    on_nonfinite : str
-        As in `DistributedTrainer`.
-
-    Attributes
-    ----------
-    noun : str
-        The log's word for the averaged vectors: "gradient" or "vector".
-    steps : int
-        The number of steps so far.
-    tensors : dict
-        The declared tensors, by parameter index and kind of vector. The kind of a gradient is "".
-    learning_rates : LearningRates
-        By parameter index. These are the optimizer's learning rates, without lr_mult.
-    described : dict or None
-        The algorithm's name and options. None: gradients are averaged in every step.
-    mu : float or None
-        The momentum that is applied outside the optimizer.
-    when_prepared : callable
-        Is called after new tensors are declared.
-    """
-
-    noun: ClassVar[str]
-    described: Optional[Dict[str, Any]] = None
-    mu: Optional[float] = None
+    noun: ClassVar[str]  # the log's word for the averaged vectors: "gradient" or "vector"
+    described: Optional[Dict[str, Any]] = None  # the algorithm's name and options, if there is one
+    mu: Optional[float] = None  # the momentum that is applied outside the optimizer
 
     def __init__(
         self,
@@ -88,14 +66,16 @@ class Averaging(ABC):
         last_first: Sequence[int],
         compressions: Compressions,
         on_nonfinite: str,
+        when_prepared: Callable[[], None],
     ) -> None:
-        self._name = name
+        self._name = name  # the prefix of the tensors' names in the exchange
         self._params, self._last_first = params, last_first
         self._compressions, self._on_nonfinite = compressions, on_nonfinite
         self.steps = 0
+        # The declared tensors, by parameter index and kind of vector. The kind of a gradient is "".
         self.tensors: Dict[Tuple[int, str], Tensor] = {}
-        self.learning_rates = LearningRates()
-        self.when_prepared: Callable[[], None] = lambda: None
+        self.learning_rates = LearningRates()  # by parameter index, without lr_mult
+        self._when_prepared = when_prepared  # called after new tensors are declared
         self._epoch: Optional[int] = None
         self._use(exchange)
 
@@ -103,63 +83,22 @@ class Averaging(ABC):
 
     @abstractmethod
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
-        """Use another exchange from now on.
+        """Use another exchange. Returns whether the initial parameters must be broadcast again.
 
-        Parameters
-        ----------
-        exchange : Exchange
-        goes_on : bool
-            Whether the workers are the same as before, with the same ranks.
-
-        Returns
-        -------
-        Whether the initial parameters must be broadcast again.
+        `goes_on`: the workers are the same as before, with the same ranks.
         """
 
     @abstractmethod
     def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
-        """Declare all vectors that are not declared yet.
-
-        Parameters
-        ----------
-        optimizer : Optimizer
-        call : str
-            The user's function that needs this, for errors.
-        about : Facts, optional
-            Facts that the workers compare besides the call, the optimizer and the parameters.
-        """
+        """Declare all vectors that are not declared yet, for the user's function `call`."""
 
     @abstractmethod
-    def step(
-        self,
-        optimizer: Optimizer,
-        batch_size: float,
-        scale: float,
-        ignore_stale_grad: bool,
-        scaler: Optional[AgreedLossScaler],
-        update: Update,
-    ) -> None:
-        """Make a step with gradients times `scale` / `batch_size`.
-
-        Parameters
-        ----------
-        optimizer : Optimizer
-            The optimizer that `update` applies.
-        batch_size, scale : float
-        ignore_stale_grad : bool
-            As in `DistributedTrainer.step`.
-        scaler : AgreedLossScaler, optional
-            AMP's loss scaler. If it finds an overflow, the step is left out.
-        update : Update
-            Applies the optimizer.
-        """
+    def step(self, arguments: StepArguments, update: Update) -> None:
+        """Make a step, in which `update` applies the optimizer."""
 
     @abstractmethod
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
-        """The sum of AMP's overflow counts, shape (1,), over the workers that skip steps together.
-
-        `about` are facts that these workers compare.
-        """
+        """The sum of AMP's overflow counts over the workers that skip steps together."""
 
     def require_every_step(self, call: str) -> None:
         """Raise RuntimeError if an algorithm is used, because `call` does not work with one."""
@@ -203,9 +142,8 @@ class Averaging(ABC):
     # Shared by the subclasses
 
     def _use(self, exchange: Exchange) -> None:
-        """Use another exchange from now on."""
         self.exchange = exchange
-        exchange.owners[self._name] = weakref.ref(self)
+        exchange.averagings[self._name] = weakref.ref(self)
         self._weight_check = WeightCheck(exchange, f"{self._name}.weights")
 
     def set_epoch(self, epoch: int) -> None:
@@ -245,6 +183,6 @@ class Averaging(ABC):
     ) -> List[Tuple[str, Any]]:
         """Facts about the optimizer for `indices`, and about the parameters in `new`."""
         return [
-            *trainer_facts.of_optimizer(optimizer, indices),
-            *trainer_facts.of_parameters(optimizer, {i: self._params[i] for i in new}),
+            *optimizer_facts.of_optimizer(optimizer, indices),
+            *optimizer_facts.of_parameters(optimizer, {i: self._params[i] for i in new}),
         ]

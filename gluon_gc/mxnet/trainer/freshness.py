@@ -18,16 +18,12 @@ from mxnet.ndarray import NDArray
 from ...agreement import Facts
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy
-from ..exchange.totals import total
 
 
 def _stale(
     params: Iterable[Parameter], averaged: Sequence[NDArray] = ()
 ) -> Iterator[Tuple[Parameter, mx.Context]]:
-    """The parameters with a stale gradient, and the contexts on which it is stale.
-
-    The gradients of the arrays `averaged` were fresh when they were averaged, and count as fresh.
-    """
+    """Parameters with a stale gradient, and its contexts. Arrays in `averaged` count as fresh."""
     fresh = set(map(id, averaged))
     for param in params:
         if param.grad_req != "null":
@@ -56,23 +52,13 @@ def fresh_anywhere(
 ) -> List[bool]:
     """For each parameter, whether its gradient is fresh on any context of any worker.
 
-    All workers call this, and wait for each other. If a gradient is fresh anywhere, its stale
-    copies become zeros and fresh, so each worker and context updates the parameter.
-
-    Parameters
-    ----------
-    exchange : Exchange
-    name : str
-        The name of the flags in the exchange.
-    params : sequence of Parameter
-        The same number in all calls with this name.
-    about : Facts
-        Facts that must be the same on all workers in the first call with this name.
+    If so, its stale copies become zeros and fresh, so each worker and context updates it. All
+    workers wait for each other.
     """
     flags = [_is_fresh(param) for param in params]
     if exchange.num_workers > 1:
         array = mx.nd.array(np.array(flags, np.float32))
-        flags = (total(exchange, name, array, "step", about).asnumpy() > 0).tolist()
+        flags = (exchange.total(name, array, "step", about).asnumpy() > 0).tolist()
     for param, fresh in zip(params, flags):
         if fresh:
             _renew(param)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -17,61 +17,34 @@ from ...plan import applies_momentum, travels_compressed
 from ...state import OF_ALL, Place
 from ...state.file import Arrays
 from ..engine.operators import clip_factor
-from ..exchange.dropped import withdraw_dropped
 from ..exchange.exchange import Exchange
-from ..exchange.gradient import Gradient, sums_of
-from ..exchange.job import Job
-from ..exchange.totals import total
+from ..exchange.gradient import Gradient, Job, sums_of
+from ..state import tensor_states
 from . import freshness
-from .amp import AgreedLossScaler
 from .automatic import Automatic, of_root, saved_compressions
-from .averaging import Averaging, Update
-from .learning_rates import next_rate
+from .averaging import Averaging, StepArguments, Update
 from .momentum import Momentum, require_outside, require_unchanged
+from .optimizer_facts import next_rate
 from .parameters import gradient_of, tensor_of
-from .separation import separate
-from .undo import Undo
 
 
 @dataclass
 class _Averages:
-    """The averages of a trainer's last exchange, until they are applied or taken back.
+    """The averages of a trainer's last exchange, until they are applied or taken back."""
 
-    Parameters
-    ----------
-    indices : sequence of int
-        The parameters whose gradients were exchanged.
-    batch_size : float, optional
-        The gradients were divided by it before the exchange. None: they are sums over a batch.
-    fresh : sequence of NDArray
-        The arrays of the parameters whose gradients were fresh. They are stale since the exchange,
-        so that no later exchange takes an average for a fresh gradient.
-    stale : str
-        The first parameter whose stale gradient was averaged like a fresh one; "": there is none.
-    excluded : bool
-        Whether the exchange is inside `not_applied`, so that it is taken back in any case.
-    tried : bool
-        Whether an update has begun to apply them. If it raises, no other update may apply them.
-    skipped : bool
-        Whether all workers leave out this step. There is then nothing to apply or to take back.
-    """
-
-    indices: Sequence[int] = ()
-    batch_size: Optional[float] = None
+    indices: Sequence[int] = ()  # of the parameters whose gradients were exchanged
+    batch_size: Optional[float] = None  # by which the gradients were divided before the exchange
+    # The arrays of the parameters whose gradients were fresh. They are stale since the exchange, so
+    # that no later exchange takes an average for a fresh gradient.
     fresh: Sequence[NDArray] = ()
-    stale: str = ""
-    excluded: bool = False
-    tried: bool = False
-    skipped: bool = False
+    stale: str = ""  # the first parameter whose stale gradient was averaged like a fresh one
+    names: Optional[Set[str]] = None  # the tensors, if the exchange can be taken back
+    excluded: bool = False  # whether it is taken back in any case, because of `not_applied`
+    tried: bool = False  # whether an update has begun to apply them; if it raises, no other may
+    skipped: bool = False  # whether all workers leave out this step: nothing to apply or take back
 
     def divisor(self, batch_size: float) -> float:
-        """Return the number that the averages are still to be divided by.
-
-        Raises
-        ------
-        ValueError
-            They are already divided by another batch size.
-        """
+        """The number that the averages are still to be divided by."""
         if self.batch_size is None:
             return batch_size
         if batch_size != self.batch_size:
@@ -82,16 +55,12 @@ class _Averages:
 
 
 class GradientAveraging(Averaging):
-    """Averages the gradients of a trainer over all workers in every step.
+    """Averages all gradients of a trainer in every step.
 
-    Parameters
-    ----------
-    momentum : Momentum, optional
-        Applies momentum to gradients whose compressor applies none.
-    max_grad_norm : float, optional
-        As in `DistributedTrainer`.
-    **common
-        The arguments of `Averaging`.
+    An exchange whose averages no update applies is taken back, so that it leaves no trace in
+    residuals, in momentum, in random streams and in the learning rates of the last exchange. Codecs
+    and momentum then have two sets of arrays: an exchange reads one and writes the other. To take
+    an exchange back, the set that it has read becomes the current one. Nothing is copied.
     """
 
     noun = "gradient"
@@ -107,9 +76,10 @@ class GradientAveraging(Averaging):
         self._momentum_after: Set[int] = set()  # indices whose compressor applies none
         self._stateful: Set[int] = set()  # indices to declare even if they are frozen
         self._nonfinite = 0  # the number of averages so far that were not finite
-        self._undo = Undo(self.learning_rates, momentum)
+        self._undoable = False  # whether later exchanges can be taken back
+        self._keep_earlier = False  # whether all channels keep the state before an exchange
         if self._on_nonfinite == "skip":
-            self._undo.need()
+            self._make_undoable()
         self._averages: Optional[_Averages] = None  # that are neither applied nor taken back
         self._not_applied = False  # whether averages are taken back in any case
         self._ever_applied = False
@@ -121,8 +91,8 @@ class GradientAveraging(Averaging):
         self._use(exchange)
         self._stateful = {i for i, _ in self.tensors} if goes_on else set()
         self.tensors.clear()
-        self._drop()
-        self._undo.channels_changed()
+        self._averages = None
+        self._keep_earlier = False
         self._nonfinite = 0
         self._momentum_after.clear()
         if not goes_on:  # new workers start without them, and all workers must be equal
@@ -137,18 +107,23 @@ class GradientAveraging(Averaging):
         new = [i for i in self._last_first if i in declared and (i, "") not in self.tensors]
         if not new:
             return
-        withdraw_dropped(self.exchange, call, about)
-        compressed = [(i, self._compressions.of(i)) for i in new]
+        self.exchange.withdraw_dropped(call, about)
         tensors = [
-            tensor_of(f"{self._name}.{i}", self._params[i], i, params, self._on_nonfinite)
-            for i, params in compressed
+            tensor_of(
+                f"{self._name}.{i}",
+                self._params[i],
+                i,
+                self._compressions.of(i),
+                self._on_nonfinite,
+            )
+            for i in new
         ]
         gradients = [gradient_of(self._params[i]) for i in new]
         tensors = self._automatic.settled(self.exchange, tensors, gradients)
         facts = [*about, *self._facts(optimizer, indices, new)]
         self.exchange.declare(tensors, about=facts, call=call)
         self.tensors.update(((tensor.index, ""), tensor) for tensor in tensors)
-        self.when_prepared()
+        self._when_prepared()
         self._moved([tensor.name for tensor in tensors])
         if self._momentum is not None:
             self._momentum_after.update(
@@ -157,53 +132,34 @@ class GradientAveraging(Averaging):
 
     def _moved(self, names: Sequence[str]) -> None:
         super()._moved(names)
-        self._undo.channels_changed()
+        self._keep_earlier = False
         if self._on_nonfinite == "skip":
             self._nonfinite = self.exchange.channels.nonfinite(self.names())
 
     # A step
 
-    def step(
-        self,
-        optimizer: Optimizer,
-        batch_size: float,
-        scale: float,
-        ignore_stale_grad: bool,
-        scaler: Optional[AgreedLossScaler],
-        update: Update,
-    ) -> None:
-        self._average(optimizer, batch_size, scale, ignore_stale_grad, scaler, checks_weights=True)
-        self._apply(update, 1.0, ignore_stale_grad)
+    def step(self, arguments: StepArguments, update: Update) -> None:
+        self._average(arguments, checks_weights=True)
+        self._apply(update, 1.0, arguments.ignore_stale_grad)
 
-    def average(
-        self,
-        optimizer: Optimizer,
-        batch_size: Optional[float],
-        scale: float,
-        ignore_stale_grad: bool,
-        scaler: Optional[AgreedLossScaler],
-    ) -> None:
-        """Replace the gradients by their averages over all workers; see `step`.
+    def average(self, arguments: StepArguments) -> None:
+        """Replace the gradients by their averages; an update, if any, applies them."""
+        self._make_undoable()
+        self._average(arguments)
 
-        If `batch_size` is None, the update divides the averages by it. If no update applies them,
-        the next exchange takes this one back.
-        """
-        self._undo.need()
-        self._average(optimizer, batch_size, scale, ignore_stale_grad, scaler)
+    def _make_undoable(self) -> None:
+        """Let later exchanges be taken back. All workers call this before the same exchange."""
+        self._undoable = True
+        if self._momentum is not None:
+            self._momentum.keep_earlier()
 
-    def _average(
-        self,
-        optimizer: Optimizer,
-        batch_size: Optional[float],
-        scale: float,
-        ignore_stale_grad: bool,
-        scaler: Optional[AgreedLossScaler],
-        checks_weights: bool = False,
-    ) -> None:
+    def _average(self, arguments: StepArguments, checks_weights: bool = False) -> None:
         """Exchange the gradients, and take the exchange back if the step is left out.
 
         `checks_weights`: the update follows at once, so weights must be equal now.
         """
+        optimizer, scaler = arguments.optimizer, arguments.scaler
+        batch_size, ignore_stale_grad = arguments.batch_size, arguments.ignore_stale_grad
         if self._momentum is not None:
             require_outside(optimizer)  # load_states may have replaced it
             require_unchanged(optimizer, self._momentum.mu)
@@ -225,14 +181,25 @@ class GradientAveraging(Averaging):
             self._check_weights(self.steps + 1)
         gradients = {i: self._params[i].list_grad() for i in indices}
         ratios = self._ratios(optimizer, indices)
-        if separate(self.exchange, self.names(indices), ratios):
+        names = self.names(indices)
+        if _separate(self.exchange, names, ratios):
             self._moved(self.names())
-        job = self._job(gradients, scale / (batch_size or 1), ratios) if indices else None
+        job = None
+        if indices:
+            job = self._job(gradients, arguments.scale / (batch_size or 1), ratios)
         self.steps += 1
-        self._undo.begin(self.exchange, self.names(), self.names(indices))
+        if self._undoable:
+            if not self._keep_earlier:
+                self.exchange.keep_earlier(self.names())
+                self._keep_earlier = True
+            if self._momentum is not None:
+                self._momentum.begin()
         stale = "" if ignore_stale_grad else freshness.first_stale(self._params)
         fresh = freshness.use_up(self._params)
-        self._averages = _Averages(indices, batch_size, fresh, stale, excluded=self._not_applied)
+        undoable = names if self._undoable else None
+        self._averages = _Averages(
+            indices, batch_size, fresh, stale, undoable, excluded=self._not_applied
+        )
         if job is not None:
             self.exchange.start(job)
         if batch_size is not None:
@@ -246,7 +213,7 @@ class GradientAveraging(Averaging):
                 self._momentum.add_to_gradient(i, gradients[i])
 
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
-        return total(self.exchange, f"{self._name}.overflow", overflow, "step", about)
+        return self.exchange.total(f"{self._name}.overflow", overflow, "step", about)
 
     @property
     def has_averages(self) -> bool:
@@ -291,16 +258,10 @@ class GradientAveraging(Averaging):
 
     def applied(self) -> None:
         """The averages of the last exchange are applied."""
-        self._drop()
+        self._averages = None
         self._ever_applied = True
 
-    def _drop(self) -> None:
-        """Forget the averages of the last exchange, which is not taken back any more."""
-        self._undo.applied()
-        self._averages = None
-
     def require_applied(self, call: str) -> None:
-        """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""
         if self._not_applied:
             raise RuntimeError(
                 f"{call}() updates parameters, so it cannot be called inside not_applied(): call "
@@ -335,13 +296,13 @@ class GradientAveraging(Averaging):
             self._averages = None
             return
         if not averages.excluded:
-            self._require_known(averages.indices)
+            self._require_known(averages)
         self._take_back()
 
-    def _require_known(self, indices: Sequence[int]) -> None:
-        """Raise RuntimeError unless the averages of these gradients are known to be unused."""
-        name = self._with_state(indices)
-        if name is not None and self._undo.pending is None:
+    def _require_known(self, averages: _Averages) -> None:
+        """Raise RuntimeError unless these averages are known to be unused."""
+        indices, name = averages.indices, self._with_state(averages.indices)
+        if name is not None and averages.names is None:
             raise RuntimeError(
                 "the update of the last step() raised an error, so it cannot be known whether it "
                 f"has applied the averages, and the residual or momentum of {name} cannot return "
@@ -351,7 +312,7 @@ class GradientAveraging(Averaging):
             )
         unknown = self._with_state([i for i in indices if self._params[i].grad_req == "add"])
         if unknown is not None:
-            self._drop()  # the averages stay in the gradients, so this exchange stays too
+            self._averages = None  # they stay in the gradients, so this exchange stays too
             raise RuntimeError(
                 f"gradients were averaged twice without update(), and {unknown} has "
                 "grad_req='add': its gradient may still contain the first averages. Average once, "
@@ -370,8 +331,11 @@ class GradientAveraging(Averaging):
 
     def _take_back(self) -> None:
         """Undo the last exchange. One that cannot be undone has changed no state."""
-        if self._undo.pending is not None:
-            self._undo.take_back(self.exchange)
+        if self._averages.names is not None:
+            self.exchange.take_back(self._averages.names)
+            self.learning_rates.take_back()
+            if self._momentum is not None:
+                self._momentum.take_back()
         self._averages = None
         self.steps -= 1
 
@@ -454,7 +418,7 @@ class GradientAveraging(Averaging):
         }
 
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
-        self._drop()
+        self._averages = None
         self.steps, self.learning_rates.last = steps, learning_rates
         if self._momentum is not None:
             self._momentum.load_state(
@@ -476,3 +440,35 @@ class GradientAveraging(Averaging):
 def _minimum() -> int:
     """Smaller tensors, in bytes, are not compressed."""
     return env.get("BYTEPS_MIN_COMPRESS_BYTES")
+
+
+def _separate(exchange: Exchange, names: Collection[str], ratios: Mapping[str, float]) -> bool:
+    """Give tensors messages of their own if a shared message cannot be exchanged as it is.
+
+    The codec of a message compresses all of its chunks in every exchange. A tensor that takes no
+    part would be compressed as zeros: its residual and momentum would change, and the result would
+    be lost. Tensors of a message must also have one ratio. Residuals, momentum and random streams
+    move with the tensors. All workers make the same call, which returns whether any was moved.
+    """
+    split: Set[str] = set()
+    for channel in exchange.channels.of(names):
+        if channel.params is not None and channel.params.keeps_state:
+            different = len({ratios.get(name, 1.0) for name in channel.tensors}) > 1
+            if different or not channel.tensors <= names:
+                split |= channel.tensors
+    if not split:
+        return False
+    together = _with_all_that_share(exchange, split)
+    arrays = dict(tensor_states.state(exchange, together))
+    exchange.declare(exchange.withdraw(together), bundled=False)
+    tensor_states.load(exchange, together, arrays)
+    return True
+
+
+def _with_all_that_share(exchange: Exchange, names: Set[str]) -> Set[str]:
+    """These tensors, and all tensors that share messages with them, directly or indirectly."""
+    while True:
+        sharing = {name for channel in exchange.channels.of(names) for name in channel.tensors}
+        if sharing <= names:
+            return names
+        names = names | sharing

@@ -33,10 +33,7 @@ def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
 
 
 def require_outside(optimizer: Optimizer) -> None:
-    """Raise ValueError unless momentum may be applied outside an optimizer.
-
-    Its update must be linear in the gradient, and must not clip: it would clip the momentum.
-    """
+    """Raise ValueError unless an update is linear in the gradient and does not clip it."""
     require_linear(optimizer, LINEAR)
     limit = optimizer.clip_gradient
     if limit and limit > 0:
@@ -66,15 +63,7 @@ def switched_off(optimizer: Optimizer) -> Iterator[None]:
 
 
 class Momentum:
-    """The state of momentum mu, in the dtype that compressors compute in.
-
-    Parameters
-    ----------
-    mu : float
-        0 < mu.
-    nesterov : callable
-        Whether the parameter with an index has Nesterov rather than classic momentum.
-    """
+    """The state of momentum mu, in the dtype that compressors compute in."""
 
     def __init__(self, mu: float, nesterov: Callable[[int], bool]) -> None:
         self.mu, self._nesterov = mu, nesterov
@@ -87,7 +76,6 @@ class Momentum:
         self._keeps_earlier = True
 
     def begin(self) -> None:
-        """Begin an exchange."""
         self._earlier = {}
 
     def take_back(self) -> None:
@@ -104,10 +92,7 @@ class Momentum:
         return self._state[key]
 
     def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
-        """m = mu m + g, then g = g + mu m (Nesterov) or g = m (classic).
-
-        The gradients of all contexts are equal.
-        """
+        """m = mu m + g, then g = g + mu m (Nesterov) or g = m (classic), equal on all contexts."""
         first, *others = legacy(gradients)
         m = self._multiplied((index,), first)
         m += first.astype(m.dtype, copy=False)
@@ -140,8 +125,7 @@ class Momentum:
     ) -> None:
         """w = mu (w + wd x), then g = g + w / rescale: the optimizer will multiply g by `rescale`.
 
-        Classic momentum adds the w of the step before. Weights with a stale gradient are left
-        alone, because the optimizer does not update them.
+        Classic momentum adds the w of the step before. Stale gradients are not updated.
         """
         for index, param in enumerate(params):
             if param.grad_req != "null":
@@ -177,10 +161,7 @@ class Momentum:
     def load_state(
         self, state: Mapping[Tuple[int, ...], np.ndarray], params: Sequence[Parameter]
     ) -> None:
-        """Restore a result of `state`, which may be of another number of contexts.
-
-        w is equal on all contexts, so each one gets that of the first.
-        """
+        """Restore a result of `state`. Each context gets the w of the first: they are equal."""
         self.clear()
         for (index, *context), array in state.items():
             if context and context[0] > 0:

@@ -1,16 +1,18 @@
-"""Facts that workers compare, because they must be the same for equal weights."""
+"""The facts of an optimizer that workers compare, and its learning rate in the next step."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from typing import Any, Dict, Sequence, Set
+from typing import Any, Dict, Sequence, Set, Tuple
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
+from mxnet.lr_scheduler import LRScheduler
 from mxnet.optimizer import Optimizer
 
 from ...agreement import Facts
-from .learning_rates import ask_ahead
 
 _NOT_COMPARED = {
     "learning_rate",
@@ -27,14 +29,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def of_optimizer(optimizer: Optimizer, indices: Sequence[int] = ()) -> Facts:
-    """The class of an optimizer, its hyper-parameters, and those of its scheduler.
-
-    Parameters
-    ----------
-    optimizer : Optimizer
-    indices : sequence of int
-        The parameters that the next update will change. That update's learning rate is compared.
-    """
+    """The class of an optimizer, its hyper-parameters, and those of its scheduler."""
     rate, scheduler = ask_ahead(optimizer, indices)
     values = {
         "class": type(optimizer).__name__,
@@ -62,10 +57,7 @@ def of_parameters(optimizer: Optimizer, params: Dict[int, Parameter]) -> Facts:
 
 
 def progress_of(optimizer: Optimizer) -> Dict[str, float]:
-    """The numbers that updates change, by attribute, such as num_update or Nadam's m_schedule.
-
-    They are all plain numbers that are no constructor arguments.
-    """
+    """The plain numbers that updates change, by attribute, such as num_update."""
     arguments = {_ATTRIBUTES.get(name, name) for name in _argument_names(optimizer)}
     return {
         name: value
@@ -109,3 +101,37 @@ def _plain(value: Any) -> Any:
 def _is_plain(value: Any) -> bool:
     items = value if isinstance(value, list) else [value]
     return value is not None and all(isinstance(item, _PLAIN) for item in items)
+
+
+def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:
+    """The learning rate of the next update, which will change these parameters."""
+    return ask_ahead(optimizer, indices)[0]
+
+
+def ask_ahead(optimizer: Optimizer, indices: Sequence[int]) -> Tuple[float, Any]:
+    """The learning rate of the next update, and a copy of the scheduler in the state after it.
+
+    Schedulers may count their calls, or change when they see a higher number of updates.
+    """
+    if optimizer.lr_scheduler is None:
+        return optimizer.learning_rate, None
+    number = optimizer.num_update
+    if not isinstance(optimizer, mx.optimizer.LBSGD):  # which asks before it counts the update
+        counts, first = optimizer._index_update_count, optimizer.begin_num_update
+        number = max([number, *(counts.get(i, first) + 1 for i in indices)])
+    scheduler = _copied(optimizer.lr_scheduler, whole=True)
+    return scheduler(number), scheduler
+
+
+def _copied(value: Any, whole: bool = False) -> Any:
+    """A copy of schedulers and containers in a value; other objects, such as networks, stay."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if whole or isinstance(value, LRScheduler):
+        clone = copy.copy(value)
+        if hasattr(clone, "__dict__") and clone is not value:  # a function has no copy
+            vars(clone).update({name: _copied(item) for name, item in vars(value).items()})
+        return clone
+    return value

@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import itertools
+import numbers
+import warnings
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from mxnet.gluon import Parameter
-from mxnet.optimizer import Optimizer
+import mxnet as mx
+from mxnet.gluon import Parameter, Trainer
+from mxnet.optimizer import Optimizer, Updater
 
 from ... import env
 from ...algorithms import gives
 from ...compression import parse, warn_of_ignored, warn_of_plain_adam
+from ...log import logger
 from ...options import checked_epoch
 from ...plan import require_on_nonfinite
 from ..algorithms.adam import require_adam
-from ..algorithms.algorithm import AlgorithmAveraging
-from ..algorithms.algorithm_arguments import checked
+from ..algorithms.algorithm import AlgorithmAveraging, checked
 from ..byteps import runtime
+from ..byteps.optimizer import DistributedOptimizer
 from ..engine import trace
-from ..exchange.broadcasts import broadcast_copies
 from ..kvstore import CompressingKVStore
+from ..state import saving
 from ..state.optimizer_states import OptimizerStates
-from . import freshness
-from .compressions import Compressions
+from . import freshness, reports
+from .amp import AgreedLossScaler
+from .averaging import StepArguments
+from .equal_weights import broadcast_changed, broadcast_initial
 from .gradient_averaging import GradientAveraging
-from .initial_values import broadcast_changed, broadcast_initial
-from .momentum import momentum_of
-from .parameters import Parameters, in_order_of_backward
-from .reporting_trainer import ReportingTrainer
-from .trainer_arguments import (
-    as_optimizer,
-    require_dense_weights,
-    require_positive,
-    require_update_on_workers,
-)
+from .momentum import momentum_of, switched_off
+from .parameters import Compressions, Parameters, in_order_of_backward
 
+OptimizerParams = Optional[Mapping[str, Any]]
 _trainer_numbers = itertools.count()  # equal on all workers: they create trainers in one order
 
 
-class DistributedTrainer(ReportingTrainer):
+class DistributedTrainer(Trainer):
     """A gluon.Trainer that averages compressed gradients over all workers.
 
     Each worker is a process that trains on one or more contexts (devices). Without an `algorithm`,
@@ -130,12 +129,16 @@ class DistributedTrainer(ReportingTrainer):
         update_on_kvstore: Optional[bool] = None,
         algorithm: Union[None, str, Mapping[str, Any]] = None,
     ) -> None:
-        require_update_on_workers(update_on_kvstore)
+        if update_on_kvstore:
+            raise ValueError(
+                f"update_on_kvstore must be None or False, got {update_on_kvstore!r}: the "
+                "optimizer runs on the workers, and servers only sum"
+            )
         require_on_nonfinite(on_nonfinite)
         if max_grad_norm is not None:
-            require_positive("max_grad_norm", max_grad_norm)
+            _require_positive("max_grad_norm", max_grad_norm)
         checked_algorithm = checked(algorithm, on_nonfinite, max_grad_norm, compression_params)
-        optimizer, optimizer_params = as_optimizer(optimizer, optimizer_params)
+        optimizer, optimizer_params = _as_optimizer(optimizer, optimizer_params)
         if checked_algorithm is not None and checked_algorithm.needs_adam:
             require_adam(checked_algorithm.name, optimizer)
         optimizer_info = None, False, ""  # an algorithm's vectors are not the optimizer's gradients
@@ -148,7 +151,7 @@ class DistributedTrainer(ReportingTrainer):
         self._own_exchange, self._root_rank = not runtime.is_default(exchange), root_rank
         if not 0 <= root_rank < exchange.num_workers:
             raise ValueError(f"root_rank must be in [0, {exchange.num_workers}), got {root_rank}")
-        require_dense_weights(params)
+        _require_dense_weights(params)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         number = next(_trainer_numbers)
         self._name = f"trainer{number}"
@@ -171,6 +174,7 @@ class DistributedTrainer(ReportingTrainer):
             last_first=in_order_of_backward(self._params, params),
             compressions=self._compressions,
             on_nonfinite=on_nonfinite,
+            when_prepared=self._log_summary,
         )
         self._averaging: Union[GradientAveraging, AlgorithmAveraging] = (
             AlgorithmAveraging(
@@ -182,7 +186,6 @@ class DistributedTrainer(ReportingTrainer):
             if checked_algorithm is not None
             else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         )
-        self._averaging.when_prepared = self._log_summary
         writes_trace = env.get("BYTEPS_TRACE_ON") and number == 0
         if writes_trace:
             trace.writable(str(exchange.local_rank))
@@ -190,11 +193,11 @@ class DistributedTrainer(ReportingTrainer):
         self._is_first_step = True
         self._trace = trace.Trace(str(exchange.local_rank)) if writes_trace else None
 
-    # Broadcast and cluster changes
+    # Before a step
 
     def _broadcast(self, params: Sequence[Parameter]) -> None:
         copies = [(f"parameter {param.name}", param.list_data()) for param in params]
-        broadcast_copies(self._averaging.exchange, copies, self._root_rank)
+        self._averaging.exchange.broadcast_copies(copies, self._root_rank)
 
     def _follow_cluster(self) -> None:
         """After `bps.suspend` and `bps.resume`, exchange gradients in the new cluster."""
@@ -249,14 +252,14 @@ class DistributedTrainer(ReportingTrainer):
             the last step has raised an error, or see `allreduce_grads`.
         """
         self._averaging.require_applied("step")
-        require_positive("batch_size", batch_size)
+        _require_positive("batch_size", batch_size)
         if not ignore_stale_grad:
             freshness.require_fresh(self._params)
         self._follow_cluster()
         self._start_equal()
-        scaler, arguments = self._amp_loss_scaler, (self._optimizer, batch_size, self._scale)
-        self._averaging.step(*arguments, ignore_stale_grad, scaler, self._apply)
-        self._divided_by_loss_scale(scaler)
+        arguments = self._step_arguments(batch_size, ignore_stale_grad)
+        self._averaging.step(arguments, self._apply)
+        self._divided_by_loss_scale(arguments.scaler)
         self._end_step()
 
     def allreduce_grads(
@@ -294,12 +297,16 @@ class DistributedTrainer(ReportingTrainer):
         """
         self._averaging.require_every_step("allreduce_grads")
         if batch_size is not None:
-            require_positive("batch_size", batch_size)
+            _require_positive("batch_size", batch_size)
         self._follow_cluster()
         self._start_equal()
-        scaler, arguments = self._amp_loss_scaler, (self._optimizer, batch_size, self._scale)
-        self._averaging.average(*arguments, ignore_stale_grad, scaler)
-        self._divided_by_loss_scale(scaler)
+        arguments = self._step_arguments(batch_size, ignore_stale_grad)
+        self._averaging.average(arguments)
+        self._divided_by_loss_scale(arguments.scaler)
+
+    def _step_arguments(self, batch_size: Optional[int], ignore_stale_grad: bool) -> StepArguments:
+        scaler = self._amp_loss_scaler
+        return StepArguments(self._optimizer, batch_size, self._scale, ignore_stale_grad, scaler)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from the gradients that `allreduce_grads` has averaged.
@@ -328,7 +335,7 @@ class DistributedTrainer(ReportingTrainer):
         """
         self._averaging.require_every_step("update")
         self._averaging.require_applied("update")
-        require_positive("batch_size", batch_size)
+        _require_positive("batch_size", batch_size)
         if self._averaging.has_averages:
             self._averaging.update(batch_size, ignore_stale_grad, self._apply)
         else:
@@ -380,3 +387,221 @@ class DistributedTrainer(ReportingTrainer):
     def _end_step(self) -> None:
         if self._trace is not None:
             self._trace.next_step()
+
+    # Checkpoints
+
+    def save_states(self, fname: str) -> None:
+        """Save the optimizer's state, and the residuals and momentum of compression, to a file.
+
+        Each worker saves its own file. Rank 0's file also has the residuals of the servers. With an
+        algorithm, each file also has the algorithm's state and this worker's parameters. A new file
+        replaces an old one when it is complete and on disk.
+        All workers call this together before the first step, and before the next step after
+        `bps.resume` or after a parameter is unfrozen. Later, the call waits for no other worker.
+
+        Raises
+        ------
+        RuntimeError
+            The averages of the last `allreduce_grads` are not applied, so the state after them is
+            not the one that training continues from.
+        """
+        self._follow_cluster()
+        self._averaging.require_settled("save_states")
+        saving.save(self._saved("save_states"), fname)
+
+    def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
+        """Restore the states that `save_states` saved. All workers call this.
+
+        Nothing changes until all workers have checked their files. Parameters match by name, or by
+        the network's order if only their names differ. The number of servers and the size of chunks
+        may differ.
+        A file that gluon.Trainer saved may be loaded too, strict or not. It has only the
+        optimizer's state, so residuals and the momentum of compression start from zero, with a
+        warning. Load only files that you trust: the optimizer's state is a pickle, which can run
+        code.
+
+        Parameters
+        ----------
+        fname : str or list of str
+            This worker's file. If the number of workers, in all or on a machine, or the backend has
+            changed: the files of all former workers, the same list on every worker. Each worker
+            gets an equal share of the sum of all residuals, and of all momenta. A list needs
+            strict=False.
+        strict : bool
+            If True, the file must have the states of exactly this trainer's parameters. If False,
+            fname may be a list, states that a file lacks start from zero, and additional ones are
+            ignored. The log names both.
+
+        Raises
+        ------
+        ValueError
+            The file is damaged, or has another format, parameters, compression, rank or number of
+            workers. Or the files of a list are of different steps.
+        RuntimeError
+            Another worker's file does not fit, or is of another step.
+        """
+        self._follow_cluster()
+        self._averaging.recall(saving.header_of(fname))
+        saving.load(self._saved("load_states"), fname, strict)
+        self._optimizer = self._updaters[0].optimizer
+
+    def _saved(self, call: str) -> saving.Saved:
+        self._averaging.prepare(self._optimizer, call)
+        optimizer = OptimizerStates(self._updaters, self._params)
+        return saving.Saved(self._averaging, self._params, optimizer)
+
+    # Reports
+
+    def _log_summary(self) -> None:
+        if self._averaging.exchange.rank == 0:
+            logger.info("%s", "; ".join(self._summary()))
+
+    def _summary(self) -> List[str]:
+        return reports.summary(self, self._averaging, self._compressions.default)
+
+    def __repr__(self) -> str:
+        return "\n  ".join(self._summary())
+
+    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
+        """Return the average bytes and seconds of a step: "tensors" by parameter name, and "total".
+
+        The call waits until all steps are done. With an algorithm, "tensors" has the vectors that
+        the workers average, such as "difference of w", and a step counts only if it exchanges them.
+        Each entry is a dict:
+
+        - raw_bytes: the size of the uncompressed gradient.
+        - pushed_bytes, pulled_bytes: the bytes that this worker sends and receives.
+        - ratio: raw_bytes / pushed_bytes, or None if nothing is sent.
+        - bits_per_element: the bits that this worker sends for each element.
+        - compress_seconds, wait_seconds, decompress_seconds: sums over the chunks. Chunks overlap,
+          so these sums may exceed the duration of the step. Copying an uncompressed gradient counts
+          as compressing.
+
+        "total" also has exposed_seconds, the mean over the last 64 steps or fewer. It estimates how
+        long training waits in a step, by the time from the start of the last gradient's compression
+        to the last result. Time for clipping, or for a sum over the workers of one machine, is not
+        included.
+
+        Parameters
+        ----------
+        reset : bool
+            Whether the next call averages over later steps only.
+        """
+        tensors = {
+            f"{kind} of {self._params[i].name}" if kind else self._params[i].name: tensor
+            for (i, kind), tensor in self._averaging.tensors.items()
+        }
+        return reports.stats_of_step(self._averaging.exchange, tensors, reset)
+
+    # gluon.Trainer calls these
+
+    def _init_kvstore(self) -> None:
+        self._update_on_kvstore = False
+        self._kv_initialized = True
+
+    def _init_params(self) -> None:
+        """Do nothing, because DistributedTrainer broadcasts the parameters."""
+        self._params_to_init = []
+
+    def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
+        """Update the parameters from their gradients times `rescale`."""
+        self._optimizer.rescale_grad = rescale
+        self._init_kvstore()
+        if self._momentum is None:
+            self._update(ignore_stale_grad)
+            return
+        self._momentum.add_weight_decay(self._optimizer, self._params, rescale)
+        with switched_off(self._optimizer):
+            self._update(ignore_stale_grad)
+
+    def _update_alone(self, batch_size: float, ignore_stale_grad: bool) -> None:
+        """Update the parameters from the gradients of this worker, as gluon.Trainer does."""
+        scaler = self._amp_loss_scaler
+        if scaler is not None and scaler.check_alone(self._params):
+            freshness.use_up(self._params)
+            return
+        if not ignore_stale_grad:
+            freshness.require_fresh(self._params)
+        self._apply(self._scale / batch_size, ignore_stale_grad)
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        """Update as gluon.Trainer does, but with the same schedule of Nadam on each context."""
+        if len(self._updaters) == 1 or not isinstance(self._optimizer, mx.optimizer.Nadam):
+            super()._update(ignore_stale_grad)
+            return
+        optimizer, updaters = self._optimizer, self._updaters
+        schedule = optimizer.m_schedule
+
+        def with_schedule(updater: Updater) -> Callable[..., None]:
+            def update(*tensors: Any) -> None:
+                optimizer.m_schedule = schedule
+                updater(*tensors)
+
+            return update
+
+        self._updaters = list(map(with_schedule, updaters))
+        try:
+            super()._update(ignore_stale_grad)
+        finally:
+            self._updaters = updaters
+
+    # AMP: amp.init_trainer sets this attribute
+
+    @property
+    def _amp_loss_scaler(self) -> Optional[AgreedLossScaler]:
+        return self.__dict__.get("_agreed_loss_scaler")
+
+    @_amp_loss_scaler.setter
+    def _amp_loss_scaler(self, scaler: Any) -> None:
+        self._agreed_loss_scaler = AgreedLossScaler(
+            scaler, lambda flag, about: self._averaging.total_overflow(flag, about)
+        )
+
+    def _divided_by_loss_scale(self, scaler: Optional[AgreedLossScaler]) -> None:
+        """Reset the scale to 1, because the averages are already divided by the loss scale."""
+        if scaler is not None and not scaler.has_overflow(self._params):
+            self._scale = 1.0
+
+
+def _require_positive(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless a value is a positive, finite number."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be > 0 and finite, got {value!r}")
+
+
+def _as_optimizer(
+    given: Union[str, Optimizer], params: OptimizerParams
+) -> Tuple[Optimizer, OptimizerParams]:
+    """The optimizer that a trainer was given, and the optimizer_params that are still to be set."""
+    if isinstance(given, DistributedOptimizer):
+        warning = (
+            "DistributedTrainer averages gradients itself: it unwraps the DistributedOptimizer"
+        )
+        warnings.warn(warning, stacklevel=3)
+        return given.unwrapped, params
+    if isinstance(given, Optimizer):
+        return given, params
+    if not isinstance(given, str):
+        hint = ": pass its optimizer's name and settings" if isinstance(given, Trainer) else ""
+        raise TypeError(
+            f"optimizer must be a name or an mxnet Optimizer, got {type(given).__name__}{hint}"
+        )
+    return mx.optimizer.create(given, **(params or {})), None
+
+
+def _require_dense_weights(params: Parameters) -> None:
+    """Raise ValueError if a parameter is row_sparse or bfloat16, which cannot be broadcast."""
+    given = params.values() if hasattr(params, "values") else params
+    for param in filter(lambda param: isinstance(param, Parameter), given):
+        if param._stype != "default":
+            raise ValueError(
+                f"parameter {param.name} must have dense weights, got stype '{param._stype}': only "
+                "its gradient may be row_sparse (grad_stype, or sparse_grad of Embedding)"
+            )
+        if "bfloat16" in str(param.dtype):
+            raise ValueError(
+                f"parameter {param.name} must be float32, float16 or float64, got bfloat16: cast "
+                "the network before DistributedTrainer"
+            )

@@ -34,30 +34,17 @@ from ....launch.stall_watch import StallWatch
 from ....plan import Slice
 from ....state import Place
 from ...exchange.channel import Channel
-from ...exchange.gradient import Gradient
-from ...exchange.job import Job
+from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
-from . import bundle, hvd
+from . import message_groups
 from .message_groups import Gathered, Group, KnownGroups, TwoWay
-from .process_set import ProcessSet, nodes_of
+from .process_set import ProcessSet, load, nodes_of
 
 
 class Horovod(HierarchicalExchange):
-    """Exchanges compressed gradients through Horovod, in a job of horovodrun or mpirun.
-
-    Raises
-    ------
-    ImportError
-        Horovod is not installed, or was built without MXNet.
-    ConfigurationError
-        Nodes have different numbers of workers, or a node spans several hosts.
-    ConnectionError
-        The workers of a node cannot share memory.
-    RuntimeError
-        Workers differ in version or settings, or this process is connected already.
-    """
+    """Exchanges compressed gradients through Horovod, in a job of horovodrun or mpirun."""
 
     type = "horovod"
     spreads_aggregators = True
@@ -68,7 +55,7 @@ class Horovod(HierarchicalExchange):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is already connected to Horovod")
-        self._hvd = hvd.load()
+        self._hvd = load()
         env.prepare_horovod()
         # If process sets are dynamic, Horovod asks all workers for new ones in each cycle.
         self._hvd.init(process_sets="dynamic" if env.several_on_some_nodes() else None)
@@ -132,7 +119,9 @@ class Horovod(HierarchicalExchange):
     def _open(self, channels: Sequence[Channel]) -> None:
         self._open_shared(channels)
         for process_set, inside in self._by_process_set(channels):
-            for group in bundle.groups([channel for channel in inside if channel.aggregated]):
+            for group in message_groups.groups(
+                [channel for channel in inside if channel.aggregated]
+            ):
                 loads = [channel.message_bytes for channel in group]
                 self._owner_of.update(zip(group, plan.spread(loads, process_set.size)))
         for channel in channels:
@@ -220,9 +209,13 @@ class Horovod(HierarchicalExchange):
 
         def make(number: int) -> List[Group]:
             groups: List[Group] = []
-            for part in bundle.groups([channel for channel in channels if channel.aggregated]):
+            for part in message_groups.groups(
+                [channel for channel in channels if channel.aggregated]
+            ):
                 groups.append(self._two_way(process_set, part, f"{number}.{len(groups)}"))
-            for part in bundle.groups([channel for channel in channels if channel.gathered]):
+            for part in message_groups.groups(
+                [channel for channel in channels if channel.gathered]
+            ):
                 groups.append(Gathered(process_set, part, f"{number}.{len(groups)}"))
             return groups
 
@@ -259,7 +252,7 @@ class Horovod(HierarchicalExchange):
     ) -> Dict[Channel, NDArray]:
         """Queue the allreduces of uncompressed values. Returns the arrays with the sums."""
         sums = {channel: sent[channel] for channel in channels if channel in self._summed}
-        for group in bundle.by_dtype(list(sums)):
+        for group in message_groups.by_dtype(list(sums)):
             arrays = [sums[channel] for channel in group]
             process_set.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
         return sums

@@ -6,7 +6,8 @@ They sum gradients in shared memory, and need no server and no scheduler.
 from __future__ import annotations
 
 import json
-from typing import ClassVar, Dict, Mapping, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import ClassVar, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -23,26 +24,17 @@ from ....launch.stall_watch import StallWatch
 from ....plan import Chunk
 from ....state import Place
 from ...exchange.channel import Channel
-from ...exchange.exchange import Exchange
-from ...exchange.gradient import Gradient
-from ...exchange.job import Job
+from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed
 from .. import archive
-from .shared_memory import SharedMemory, SharedMessage
+from .hierarchical import HierarchicalExchange
+from .shared_memory import SharedMemory
 
 
-class OneMachine(Exchange):
+class OneMachine(HierarchicalExchange):
     """Sums the gradients of one machine's workers in shared memory.
 
-    The sum then goes through the steps of one worker with one server: it is compressed, aggregated
-    and compressed again, so the numbers are the same.
-
-    Raises
-    ------
-    ConnectionError
-        Some workers did not come within GLUON_GC_CONNECT_TIMEOUT.
-    RuntimeError
-        Workers differ in version or settings, or this process is connected already.
+    The sum then goes through the steps of one worker with one server, so the numbers are the same.
     """
 
     type = "machine"
@@ -57,11 +49,10 @@ class OneMachine(Exchange):
         self.rank, self.num_workers = self.local_rank, self.local_size
         self._progress = Progress()
         with self._progress.waiting():
-            self._machine = Machine(env.machine(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
-            self._neighbours = Neighbours(self._machine)
-            self._memory = SharedMemory(self._machine)
+            self._workers = Machine(env.machine(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+            self._neighbours = Neighbours(self._workers)
+            self._memory = SharedMemory(self._workers)
         self._stall_watch = StallWatch(f"worker {self.rank}", self._progress)
-        self._shared: Dict[Channel, SharedMessage] = {}
         OneMachine.connected = self
         self.agree("init")
 
@@ -74,7 +65,7 @@ class OneMachine(Exchange):
         with self._progress.waiting():
             self._neighbours.leave()
         self._stall_watch.end()
-        self._memory.close()
+        self._close_shared()
         ending().concerns(None)
 
     def abandon(self, why: str) -> None:
@@ -84,42 +75,33 @@ class OneMachine(Exchange):
             OneMachine.connected = None
             ending().abandoned()
 
+    @contextmanager
+    def _waiting(self, call: str = "") -> Iterator[None]:
+        with super()._waiting(call), self._neighbours.heeded():
+            yield
+
     def _gather(self, data: bytes, call: str = "") -> Sequence[bytes]:
-        with self._progress.waiting(call), self._neighbours.heeded():
-            return self._machine.gather(data)
+        with self._waiting(call):
+            return self._workers.gather(data)
 
     def _compared(self, message: Message, call: str) -> Message:
         self._neighbours.next_exchange()
         messages = self._gather(json.dumps(message).encode(), call)
         return agreement.compare([json.loads(text) for text in messages])
 
+    def _shares(self, channel: Channel) -> bool:
+        return not channel.in_rows
+
     def _open(self, channels: Sequence[Channel]) -> None:
-        if not channels:
-            return
-        summed_channels = [channel for channel in channels if not channel.in_rows]
-        aggregators = {c: self._aggregator(c) for c in summed_channels if c.aggregated}
-        with self._progress.waiting(), self._neighbours.heeded():
-            shared = self._memory.open(summed_channels, [1] * len(summed_channels), aggregators)
-        self._shared.update(zip(summed_channels, shared))
-        self._aggregators.update(aggregators)
+        aggregated = [channel for channel in channels if channel.aggregated and not channel.in_rows]
+        self._aggregators.update((channel, self._aggregator(channel)) for channel in aggregated)
+        self._open_shared(channels)
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
-    def _keep_earlier(self, channels: Sequence[Channel]) -> None:
-        shared = [self._shared[channel] for channel in channels if channel in self._shared]
-        if shared:
-            with self._progress.waiting(), self._neighbours.heeded():
-                self._memory.keep_earlier(shared)
-        super()._keep_earlier([channel for channel in channels if channel not in self._shared])
-
-    def _forget(self, channel: Channel) -> None:
-        super()._forget(channel)
-        self._progress.unwatch(channel.under_way)
-        self._shared.pop(channel, None)
-
     def place(self, chunk: Chunk) -> Tuple[int, int]:
         # All workers together make one payload, but each one makes a payload of its own rows.
-        return super().place(chunk) if chunk.rows else (0, 1)
+        return (self.rank, self.num_workers) if chunk.rows else self._machine
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         return 0, 0

@@ -42,31 +42,20 @@ from ....plan import Tensor
 from ...exchange.channel import Channel
 from ...exchange.channels import AnyChannel
 from ...exchange.exchange import States
-from ...exchange.gradient import Gradient
-from ...exchange.job import Job
+from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel
 from ...state.server_states import ServerStates
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
 from .pages import Pages
-from .routes import Dense, OfMachine, Payloads, Route, SummedRows
+from .routes import Dense, OfMachine, Payloads, Route, SparseRows, SummedRows
 from .servers import Servers
-from .sparse_rows import SparseRows
 
 _LANES = 4  # messages in flight to each server. With more, a pull would queue behind many pushes
 
 
 class ParameterServer(HierarchicalExchange):
-    """Exchanges compressed gradients through the parameter server of the DMLC variables.
-
-    Raises
-    ------
-    ConnectionError
-        No scheduler listens at its address within GLUON_GC_CONNECT_TIMEOUT.
-    RuntimeError
-        A node does not run gluon_gc, two nodes claim the same rank, nodes differ in version or
-        settings, or this process is connected already.
-    """
+    """Exchanges compressed gradients through the parameter server of the DMLC variables."""
 
     type = "dist_sync"
     connected: ClassVar[Optional["ParameterServer"]] = None
@@ -218,11 +207,7 @@ class ParameterServer(HierarchicalExchange):
             self._tell_aggregators("take_back", channels)
 
     def _tell_aggregators(self, action: str, channels: Sequence[Channel]) -> None:
-        """Send the servers a request about the aggregators of these channels.
-
-        Only rank 0 sends it. A server aggregates the next messages after rank 0 has sent its own,
-        so it has carried out the request by then.
-        """
+        """Let rank 0 send the servers a request. They carry it out before they aggregate again."""
         keys = [self._routes[channel].key for channel in channels if channel.aggregated]
         if keys and self.rank == 0:
             self._servers.command(action, {"keys": keys})
@@ -243,11 +228,7 @@ class ParameterServer(HierarchicalExchange):
         super()._forget(channel)
 
     def _keys_for(self, channel: AnyChannel, count: int) -> Tuple[List[int], bool]:
-        """This number of keys for a channel, and whether they are new.
-
-        MXNet's server never frees the array of a key. So a channel uses the keys of a withdrawn one
-        of its kind.
-        """
+        """Keys for a channel, and whether they are new: MXNet's server never frees one."""
         unused = self._unused.get(self._kind(channel))
         if unused:
             return unused.pop(), False

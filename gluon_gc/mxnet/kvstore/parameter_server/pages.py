@@ -43,13 +43,7 @@ def full(page: np.ndarray) -> RowSparseNDArray:
 
 
 class Pages:
-    """The worker's end of the key under which pages travel to and from a server.
-
-    Parameters
-    ----------
-    kv : KVStore
-    key : int
-    """
+    """The worker's end of the key under which pages travel to and from a server."""
 
     def __init__(self, kv: KVStore, key: int) -> None:
         self._kv, self.key = kv, key

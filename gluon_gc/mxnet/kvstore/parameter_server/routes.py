@@ -2,35 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ...engine import operators
+from ...engine import operators, order
 from ...engine.operators import MessageRows
 from ...exchange.channel import Channel
-from ...exchange.gradient import Gradients
-from ...exchange.job import Job
+from ...exchange.gradient import Gradients, Job
+from ...exchange.sparse import SparseChannel
 from ..one_machine.shared_memory import SharedMessage
-from .rows import Rows
+
+
+class Rows:
+    """The worker's end of a key, for messages in rows of a row_sparse array.
+
+    The array has a block of rows for each sender, and the server's union of all pushes is all
+    messages. It writes its answer from row 0 on. A server counts the pushes of a key, not their
+    senders. So one exchange must end before the next begins. MXNet's engine ensures that, because a
+    key always uses the same arrays. Exchanges in the same `lane` also run one after the other.
+    """
+
+    def __init__(
+        self,
+        kv: KVStore,
+        key: int,
+        layout: MessageRows,
+        place: Optional[Tuple[int, int]] = None,
+        lane: Optional[NDArray] = None,
+    ) -> None:
+        self._kv, self.key, self.layout, self._lane = kv, key, layout, lane
+        self.place, self.places = place or (kv.rank, kv.num_workers)
+        shape = (self.places * layout.count, layout.row_words)
+        self.sent = mx.nd.sparse.zeros("row_sparse", shape)
+        pulls = 1 if layout.count == 1 else 2
+        self._pulled = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(pulls)]
+        self._row0 = mx.nd.zeros(1, dtype="int64")
+        self._first_rows = mx.nd.arange(0, shape[0], layout.count, dtype="int64")
+        self.framing = layout.framing_at(self.place, self.places)
+
+    def first(self) -> RowSparseNDArray:
+        """The initial value of the key: zeros in all rows."""
+        shape = self.sent.shape
+        return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
+
+    def push(self, priority: int = 0) -> None:
+        """Push `sent`, after the previous exchange of the lane has ended."""
+        if self._lane is not None:
+            order.join(self._lane, self.sent)
+        self._kv.push(self.key, self.sent, priority)
+
+    def pull(self, answers: int = 1, priority: int = 0) -> List[RowSparseNDArray]:
+        """Pull the server's first message, or one from each sender, in one or two arrays."""
+        wanted = self._row0 if answers == 1 else self._first_rows
+        for array in self._pulled:  # the first row of a message holds the number of further rows
+            self._kv.row_sparse_pull(self.key, out=array, row_ids=wanted, priority=priority)
+            if array is not self._pulled[-1]:
+                wanted = operators.rows_left(array, self.layout, answers)
+        if self._lane is not None:
+            order.join(self._pulled[-1], self._lane)
+        return self._pulled
+
+    def exchange(self, parts: Sequence[NDArray], priority: int = 0) -> List[NDArray]:
+        """Push a message of these parts (uint8), and pull the answer, as `answer` does."""
+        operators.frame(parts, self.layout, self.place, self.places, out=self.sent)
+        self.push(priority)
+        return self.answer(priority)
+
+    def answer(self, priority: int = 0) -> List[NDArray]:
+        """Pull the server's answer: its parts, uint8, shape (1, bytes) each."""
+        return operators.unframe(self.pull(1, priority), self.layout)
 
 
 class Route:
-    """The route of one channel. All methods queue work on MXNet's engine and return at once.
-
-    Attributes
-    ----------
-    key : int
-        The key of the KVStore.
-    first : NDArray
-        The initial value of the key.
-    holds : bool
-        Whether `travel` queues operators that read the answer. Such an operator holds a resource
-        of MXNet while it waits. So it must be queued after the operators that encode messages.
-    """
+    """The route of one channel. All methods queue work on MXNet's engine and return at once."""
 
     key: int
     first: NDArray
@@ -50,18 +99,7 @@ class Route:
 
 
 class InRows(Route):
-    """A message in the rows of a row_sparse array.
-
-    Parameters
-    ----------
-    kv : KVStore
-    key : int
-    channel : Channel
-    layout : MessageRows
-        The layout of the message in rows.
-    lane, place : optional
-        As in `Rows`.
-    """
+    """A message in the rows of a row_sparse array."""
 
     def __init__(
         self,
@@ -149,14 +187,7 @@ class Dense(Route):
 
 
 class OfMachine(Route):
-    """A message that the workers of a machine share: the owner sends the sum, the others no rows.
-
-    Parameters
-    ----------
-    shared : SharedMessage
-    route : Payloads or SummedRows
-        The owner's route.
-    """
+    """A message of a machine's workers: its owner sends the sum, and the others no rows."""
 
     def __init__(self, shared: SharedMessage, route: InRows) -> None:
         self._shared, self._route = shared, route
@@ -178,3 +209,29 @@ class OfMachine(Route):
         if self._shared.owned:
             self._shared.answer(self._route.copy)
         self._shared.deliver(gradients, also=[self._route.rows.sent])
+
+
+class SparseRows:
+    """The worker's end of a channel. One key carries the lists of row numbers, one the rows."""
+
+    def __init__(self, kv: KVStore, keys: List[int], channel: SparseChannel) -> None:
+        self._kv, self.keys, self._channel = kv, keys, channel
+        self._lists = Rows(kv, keys[0], channel.layout)
+        self._pulled = mx.nd.sparse.zeros("row_sparse", channel.shape)
+
+    def first(self) -> List[RowSparseNDArray]:
+        """The initial values of both keys. They have all rows, the only ones that can be pulled."""
+        shape = self._channel.shape
+        rows = (mx.nd.zeros(shape), np.arange(shape[0]))
+        return [self._lists.first(), mx.nd.sparse.row_sparse_array(rows, shape)]
+
+    def exchange(self, listed: NDArray, priority: int) -> Tuple[RowSparseNDArray, NDArray]:
+        """Push `channel.sent` and the list of its rows. Returns the sums and all workers' lists."""
+        kv, workers, layout = self._kv, self._kv.num_workers, self._channel.layout
+        operators.frame([listed], layout, kv.rank, workers, out=self._lists.sent)
+        self._lists.push(priority)
+        kv.push(self.keys[1], self._channel.sent, priority)
+        (lists,) = operators.unframe(self._lists.pull(workers, priority), layout, workers)
+        wanted = operators.call("rows_of_any", (lists,))
+        kv.row_sparse_pull(self.keys[1], out=self._pulled, row_ids=wanted, priority=priority)
+        return self._pulled, lists
