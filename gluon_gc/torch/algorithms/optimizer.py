@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ...algorithms import Algorithm
 from ...algorithms.requirements import require_on_nonfinite
 from ..gradients.scaler import if_enabled
-from ..optimizer.averager import checked_passes
+from ..gradients.settings import checked_passes
 from ..optimizer.copies import Distributed, kind_of
 from .state import AlgorithmState, Overrides
 

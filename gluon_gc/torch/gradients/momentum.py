@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from ...compression.momentum import require_linear
 from .optimizer_hooks import param_groups
+from .optimizers import KNOWN
 
 _in_use: weakref.WeakSet[Momentum] = weakref.WeakSet()
 
@@ -28,10 +29,7 @@ _BUFFER = "momentum_buffer"  # the key of SGD's own momentum in its state
 
 
 def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
-    """Return the momentum of the first parameter group that has one, and whether it is Nesterov's.
-
-    Without such a group: None and False.
-    """
+    """Return the momentum of the first group that has one, and whether it is Nesterov's."""
     for group in param_groups(optimizer) if optimizer is not None else []:
         if group.get("momentum"):
             return float(group["momentum"]), bool(group.get("nesterov"))
@@ -41,28 +39,11 @@ def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
 class Momentum:
     """Applies momentum mu instead of an optimizer, whose own momentum is 0 during its step.
 
-    Parameters
-    ----------
-    optimizer : Optimizer
-    has_nesterov : mapping of str to bool
-        For each parameter name, whether it has Nesterov momentum or classic momentum.
-
-    Attributes
-    ----------
-    mu : float
-        The optimizer's momentum at the last `follow`, or in the checkpoint that was loaded since.
-    state : dict
-        The momentum of uncompressed gradients and of the weight decay, by parameter name.
-
-    Raises
-    ------
-    ValueError
-        The optimizer's update is not linear in the gradient, its dampening is not 0, it maximizes,
-        its parameter groups have different momentum, or another object applies its momentum.
+    `has_nesterov` says for each parameter name whether its momentum is Nesterov's or classic.
     """
 
     def __init__(self, optimizer: Optimizer, has_nesterov: Mapping[str, bool]) -> None:
-        require_linear(optimizer, [torch.optim.SGD])
+        require_linear(optimizer, [known.kind for known in KNOWN if known.is_linear])
         if any(momentum.optimizer is optimizer for momentum in _in_use):
             raise ValueError(
                 "an earlier CompressionState applies the momentum of this optimizer: call its "
@@ -76,7 +57,8 @@ class Momentum:
                     raise ValueError(f"momentum is applied without {key}, got {group[key]}")
         self.optimizer, self._has_nesterov = optimizer, has_nesterov
         self._taken: List[float] = []  # the groups' momentum, while the optimizer steps
-        self.mu = self._current()
+        self.mu = self._current()  # at the last `follow`, or in a checkpoint loaded since
+        # The momentum of uncompressed gradients and of the weight decay, by parameter name.
         self.state: Dict[str, Dict[str, torch.Tensor]] = {"gradient": {}, "weight_decay": {}}
         self._loaded = True  # whether the optimizer may have momentum of its own
         self._handle = optimizer.register_load_state_dict_post_hook(self._set_loaded)
@@ -144,17 +126,7 @@ class Momentum:
     ) -> None:
         """Change averaged gradients into gradients for an optimizer without momentum.
 
-        Parameters
-        ----------
-        parameters : iterable of (str, Parameter)
-            The optimizer's parameters, with their names.
-        exempted : collection of str
-            The names of parameters whose compressor applies no momentum.
-
-        Raises
-        ------
-        ValueError
-            The optimizer's momentum was changed after the gradients were compressed.
+        `exempted` are the names of parameters whose compressor applies no momentum.
         """
         mu = self._current()
         decay = {

@@ -1,10 +1,11 @@
-"""Hooks into the step of an optimizer."""
+"""Hooks into the steps of optimizers."""
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import OrderedDict
-from functools import partial, wraps
+from functools import lru_cache, wraps
 from types import MethodType
 from typing import (
     Any,
@@ -12,7 +13,6 @@ from typing import (
     Collection,
     Container,
     Dict,
-    Iterable,
     List,
     Mapping,
     Optional,
@@ -26,13 +26,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.hooks import RemovableHandle
 
 Arguments = Optional[Tuple[Tuple[Any, ...], Dict[str, Any]]]
-Hook = Callable[[Optimizer, Any, Any], Arguments]
 
 _WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer"}  # of Accelerate and of Lightning
-_CALLS_LAST = "gluon_gc"  # a key among the numbers of an optimizer's hooks
+_CALLED_LAST = "gluon_gc"  # a key among the numbers of an optimizer's hooks
 _UNSCALES = "_step_supports_amp_scaling"  # GradScaler reads this attribute of an optimizer
 
 
@@ -89,8 +87,18 @@ def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Optional[Calla
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
 
 
+def with_closure(args: Sequence[Any], kwargs: Mapping[str, Any], closure: Any) -> Arguments:
+    """Return these arguments with another closure."""
+    if "closure" in kwargs:
+        return tuple(args), {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), dict(kwargs)
+
+
+# A script may compile a whole step, but torch.compile cannot trace hooks.
+
+
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method while its object exists; else it returns None.
+    """Return a hook that calls a bound method while its object exists; else it returns None.
 
     Parameters keep their hooks in C++, where Python's garbage collector does not find a cycle.
     """
@@ -100,123 +108,81 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
         found = reference()
         return None if found is None else found(*args)
 
-    return call
+    return torch.compiler.disable(call)
 
 
-def with_closure(args: Sequence[Any], kwargs: Mapping[str, Any], closure: Any) -> Arguments:
-    """Return these arguments with another closure."""
-    if "closure" in kwargs:
-        return tuple(args), {**kwargs, "closure": closure}
-    return (args[0], closure, *args[2:]), dict(kwargs)
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch.compile from tracing a hook that backward calls for each parameter.
+
+    `torch.compiler.disable` takes as long as such a hook does. Functions that it calls may be
+    traced.
+    """
+    from torch._dynamo.eval_frame import skip_code  # takes seconds
+
+    skip_code(function.__code__)
+    return function
 
 
-def watch_steps(
-    before: Optional[Hook] = None,
-    after: Optional[Hook] = None,
-    last: Optional[Hook] = None,
-    optimizer: Optional[Optimizer] = None,
-) -> Callable[[], None]:
-    """Call `before` and `after` around each step of an optimizer, or of all optimizers.
+class StepObserver:
+    """Sees the steps of all optimizers, from its creation until `leave`, while it exists."""
+
+    def __init__(self) -> None:
+        _install()
+        self._number = next(_numbers)
+        _observers[self._number] = self
+
+    def leave(self) -> None:
+        """See no more steps."""
+        _observers.pop(self._number, None)
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
+        """Called before a step. The result, if not None, replaces its arguments."""
+
+    def before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Called after all other hooks before a step, so it sees the gradients that are used."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Called after a step that has raised no error."""
+
+
+_numbers = itertools.count()
+_observers: weakref.WeakValueDictionary[int, StepObserver] = weakref.WeakValueDictionary()
+"""In the order of their creation."""
+
+
+@lru_cache(maxsize=None)  # once
+def _install() -> None:
+    """Let the steps of all optimizers call `_observers`, in two hooks for all of them."""
+    before_update = torch.compiler.disable(_before_update)
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
+        for observer in list(_observers.values()):
+            args, kwargs = observer.before_step(optimizer, args, kwargs) or (args, kwargs)
+        own_hooks = optimizer._optimizer_step_pre_hooks  # they are called after this hook
+        own_hooks.pop(_CALLED_LAST, None)
+        own_hooks[_CALLED_LAST] = before_update
+        return args, kwargs
+
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        optimizer._optimizer_step_pre_hooks.pop(_CALLED_LAST, None)
+        for observer in list(_observers.values()):
+            observer.after_step(optimizer)
+
+    register_optimizer_step_pre_hook(torch.compiler.disable(before_step))
+    register_optimizer_step_post_hook(torch.compiler.disable(after_step))
+
+
+def _before_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for observer in list(_observers.values()):
+        observer.before_update(optimizer, args, kwargs)
+
+
+def let_step_call_hooks(optimizer: Optimizer) -> None:
+    """Do for one optimizer what `Optimizer.__init__` does for its class, if nobody has done it.
 
     Some optimizers, such as Lookahead, do not call `Optimizer.__init__`, so PyTorch calls no hooks
-    in their steps. If such an optimizer is given, its `step` calls hooks from now on, also those
-    that watch all optimizers.
-
-    Parameters
-    ----------
-    before, after : callable, optional
-        Hooks for `Optimizer.register_step_pre_hook` and `register_step_post_hook`. The hook `after`
-        is not called if the step raises an error.
-    last : callable, optional
-        Like `before`, for all optimizers. It is called after all hooks of the optimizer itself, so
-        it sees the gradients that the step applies.
-    optimizer : Optimizer, optional
-        Default: all optimizers.
-
-    Returns
-    -------
-    callable
-        It removes the hooks.
+    in their steps, also not those for all optimizers.
     """
-    while _dropped:
-        _dropped.pop()()
-    register_before, register_after = (
-        register_optimizer_step_pre_hook,
-        register_optimizer_step_post_hook,
-    )
-    if optimizer is not None:
-        _let_step_call_hooks(optimizer)
-        register_before = optimizer.register_step_pre_hook
-        register_after = optimizer.register_step_post_hook
-    pairs = [(register_before, before), (register_after, after)]
-    if last is not None:
-        pairs += [(register_before, _append_last), (register_after, _pop_last)]
-        pairs += [(_register_last, last)]
-    return partial(_remove, [register(hook) for register, hook in pairs if hook is not None])
-
-
-_last_hooks: Dict[int, Hook] = OrderedDict()
-
-
-def _register_last(hook: Hook) -> RemovableHandle:
-    handle = RemovableHandle(_last_hooks)
-    _last_hooks[handle.id] = hook
-    return handle
-
-
-def _append_last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Put `_call_last` behind the hooks of an optimizer, which are called after this hook."""
-    hooks = optimizer._optimizer_step_pre_hooks
-    hooks.pop(_CALLS_LAST, None)
-    hooks[_CALLS_LAST] = _call_last
-
-
-def _pop_last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    optimizer._optimizer_step_pre_hooks.pop(_CALLS_LAST, None)
-
-
-def _call_last(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for hook in tuple(_last_hooks.values()):
-        hook(optimizer, args, kwargs)
-
-
-_dropped: List[Callable[[], None]] = []
-"""Functions that remove hooks. A step of an optimizer must not, because it iterates over hooks."""
-
-
-def until_collected(owner: Any, remove: Callable[[], None]) -> Callable[[], None]:
-    """Remove hooks some time after their owner is garbage; the result removes them at once."""
-    end = weakref.finalize(owner, _dropped.append, remove)
-
-    def remove_now() -> None:
-        if end.detach():
-            remove()
-
-    return remove_now
-
-
-def watch_while_alive(owner: Any, **methods: Hook) -> Callable[[], None]:
-    """Call methods of an object around the steps of all optimizers, while the object exists.
-
-    `methods` are arguments of `watch_steps`. The result removes the hooks.
-    """
-    # A script may compile a whole step, but torch.compile cannot trace the hooks.
-    hooks = {name: torch.compiler.disable(weakly(method)) for name, method in methods.items()}
-    return until_collected(owner, watch_steps(**hooks))
-
-
-def remove_later(remove: Callable[[], None]) -> None:
-    """Remove hooks some time after the step of an optimizer that is under way."""
-    _dropped.append(remove)
-
-
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-def _let_step_call_hooks(optimizer: Optimizer) -> None:
-    """Do for one optimizer what `Optimizer.__init__` does for its class, if nobody has done it."""
     contents = vars(optimizer)
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         contents.setdefault(hooks, OrderedDict())
@@ -245,13 +211,11 @@ def around_update(
     GradScaler lets fused optimizers unscale gradients and skip steps themselves. This optimizer no
     longer does so: `before` sees gradients that are finite and unscaled.
 
-    Returns
-    -------
-    callable
-        It undoes this.
+    The result undoes this.
     """
     stepping: List[Optimizer] = []  # at most the outermost one
 
+    @torch.compiler.disable
     def begins(inner: Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Arguments:
         if stepping not in ([], [inner]):
             return None
@@ -268,27 +232,29 @@ def around_update(
 
         return with_closure(args, kwargs, closure_and_before)
 
+    @torch.compiler.disable
     def ends(inner: Optimizer, args: Any, kwargs: Any) -> None:
         if stepping == [inner]:
             stepping.clear()
             after()
 
-    # A script may compile a whole step, but torch.compile cannot trace the hooks.
-    hooks = tuple(map(torch.compiler.disable, (begins, ends)))
     groups = set(map(id, param_groups(optimizer)))
     optimizers = [
         each
         for each in contained(optimizer)
         if each is optimizer or groups.intersection(map(id, param_groups(each)))
     ]
-    removals = [watch_steps(*hooks, optimizer=each) for each in optimizers]
+    handles = []
+    for each in optimizers:
+        let_step_call_hooks(each)
+        handles += [each.register_step_pre_hook(begins), each.register_step_post_hook(ends)]
     unscaling = [vars(each) for each in optimizers if vars(each).get(_UNSCALES)]
     for contents in unscaling:
         contents[_UNSCALES] = False
 
     def undo() -> None:
-        for remove in removals:
-            remove()
+        for handle in handles:
+            handle.remove()
         for contents in unscaling:
             contents[_UNSCALES] = True
 

@@ -18,14 +18,7 @@ def if_enabled(scaler: Optional[torch.amp.GradScaler]) -> Optional[torch.amp.Gra
 
 
 class _Unscale:
-    """A scaler's `unscale_` method that first waits for one optimizer's averages.
-
-    Parameters
-    ----------
-    scaler : GradScaler
-    optimizer : Optimizer
-        The result of `DistributedOptimizer`.
-    """
+    """A scaler's `unscale_` method that first waits for a DistributedOptimizer's averages."""
 
     def __init__(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         self._given, self._optimizer = (scaler, optimizer), optimizer
@@ -48,13 +41,8 @@ def wait_before_unscaling(scaler: torch.amp.GradScaler, optimizer: Optimizer) ->
 class ScaleWatch:
     """Raises an error if a GradScaler, which nobody has passed, changes the scale of gradients.
 
-    Residuals and momentum are in units of the loss scale then.
-
-    Parameters
-    ----------
-    parameters : iterable of Tensor
-    function : str
-        The public function that takes the scaler, for the error message.
+    Residuals and momentum are in units of the loss scale then. `function` names the public function
+    that takes the scaler, for the error message.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], function: str) -> None:

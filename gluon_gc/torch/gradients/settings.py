@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ...agreement import Facts
 from ...compression import CompressionParams, parse, warn_of_ignored, warn_of_plain_adam
 from ...compression.momentum import has_nesterov
-from ...options import first_match, require_matches
+from ...options import first_match, is_whole, require_matches
 from ...plan import params_for_dimensions
 from .. import gpu
 from .optimizer_hooks import param_groups
@@ -21,19 +21,11 @@ _WRAPPERS = ("module.", "_orig_mod.")  # name prefixes of DistributedDataParalle
 
 
 class Named(NamedTuple):
-    """Parameters by name.
+    """Parameters by name."""
 
-    Parameters
-    ----------
-    trained, frozen : dict of str to Parameter
-        The parameters that need gradients, and the others. Each is there once.
-    aliases : dict of str to str
-        Further names of tied parameters, and their names in the other dicts.
-    """
-
-    trained: Dict[str, torch.nn.Parameter]
+    trained: Dict[str, torch.nn.Parameter]  # they need gradients
     frozen: Dict[str, torch.nn.Parameter]
-    aliases: Dict[str, str]
+    aliases: Dict[str, str]  # further names of tied parameters, and their names in the other dicts
 
 
 def named(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]]) -> Named:
@@ -78,11 +70,6 @@ def chosen_params(
     """Return the compression of each parameter, given the optimizer's momentum.
 
     An override may have any name of a tied parameter.
-
-    Raises
-    ------
-    ValueError, TypeError, KeyError
-        compression_params are wrong, or no parameter matches an override.
     """
     overrides = overrides or {}
     kind = "" if optimizer is None else type(optimizer).__name__
@@ -104,6 +91,13 @@ def chosen_params(
         params = params_for_dimensions(params, parameter.ndim)
         chosen.params[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu
     return chosen
+
+
+def checked_passes(passes: Any) -> int:
+    """Return backward_passes_per_step as an int, or raise ValueError if it is wrong."""
+    if not is_whole(passes) or passes < 1:
+        raise ValueError(f"backward_passes_per_step must be a whole number > 0, got {passes!r}")
+    return int(passes)
 
 
 def require_frozen(parameters: Mapping[str, torch.nn.Parameter]) -> None:

@@ -25,14 +25,12 @@ from ...plan import require_on_nonfinite
 from .. import stats
 from ..exchange import Exchange
 from ..state import gradients as saving
-from . import single_averager
-from .compression import GradientCompression
+from .checks import HookCheck, add_state, require_single
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import unwrapped
-from .registration import require_hook
 from .scaler import if_enabled
 from .settings import chosen_params, named, require_frozen, require_no_momentum, require_optimizer
-from .steps import GradientSteps
+from .steps import GradientCompression, GradientSteps
 
 _A_COPY = (
     "this is a copy of a CompressionState, which cannot average gradients: make a new one, and "
@@ -135,7 +133,7 @@ class CompressionState:
             require_no_momentum(compression_params, *(overrides or {}).values())
         self.parameters, self._frozen, self.aliases = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
-        single_averager.require_single(self._names, single_averager.distributed)
+        require_single(self._names, distributed=False)
         mu, nesterov = momentum_of(optimizer)
         requested, has_nesterov = chosen_params(
             self.parameters, compression_params, overrides, mu, nesterov, optimizer, self.aliases
@@ -156,8 +154,8 @@ class CompressionState:
         self.gradients = GradientSteps(
             self.parameters, compression, optimizer, self.momentum, on_nonfinite, grad_scaler
         )
-        self._hook_is_used = require_hook(self)
-        single_averager.states.add(self)
+        self._hook_check = HookCheck(self)
+        add_state(self, distributed=False)
 
     @property
     def exchange(self) -> Exchange:
@@ -187,7 +185,7 @@ class CompressionState:
 
         Otherwise, a step before it is an error that asks for `register_comm_hook`.
         """
-        self._hook_is_used()
+        self._hook_check.leave()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, for compressors with a warm-up such as dgc. All workers call this.

@@ -2,61 +2,139 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional, Set
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Set,
+)
 
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 from torch.optim import Optimizer
 
+from ... import env
+from ...compression import CompressionParams, candidates
 from ...learning_rates import LearningRates
 from ...log import logger
-from .. import closing, header, staging
+from ...plan import applies_momentum, travels_compressed
+from .. import automatic, closing, header, staging
+from ..declared_tensor import DeclaredTensor, declared
+from ..exchange import Exchange
 from ..job import Job, future_on, resolving
 from ..sparse import SparseJob
-from .compression import GradientCompression
+from .checks import OptimizerCheck, WeightCheck
 from .momentum import Momentum
 from .optimizer_hooks import around_update, param_groups, weakly
-from .other_optimizers import OtherOptimizers
 from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
 from .undo import Undo
-from .weight_check import WeightCheck
+
+
+class GradientCompression:
+    """The compression of each parameter's gradient, and the exchange that sends the gradients.
+
+    All workers create it together, with the requested compression by parameter name. "auto" is
+    replaced by a measured choice.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        params: Mapping[str, CompressionParams],
+        on_nonfinite: str,
+        group: Optional[dist.ProcessGroup],
+    ) -> None:
+        self._parameters, self.requested = parameters, params
+        self._on_nonfinite, self._group = on_nonfinite, group
+        undecided = {name: own for name, own in params.items() if own.accuracy is not None}
+        self.choices: Mapping[str, str] = {}  # of "auto", by parameter: the candidates' names
+        if undecided:
+            tensors = [tensor.plan for tensor in self._declared(undecided)]
+            self.choices = automatic.chosen(tensors, group)
+        self._epoch: Optional[int] = None
+        self.mu: Optional[float] = None  # of all parameters with momentum; None: of their params
+        self.open()
+
+    def open(self) -> None:
+        """Create the exchange, or a new one after the first was closed."""
+        self.params: Dict[str, CompressionParams] = dict(self.requested)
+        for name, choice in self.choices.items():
+            self.params[name] = candidates(self.requested[name])[choice]
+        tensors = self._declared(self.params)
+        self.exchange = Exchange(self._group)
+        self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
+        if self._epoch is not None:
+            self.exchange.set_epoch(self._epoch)
+        if self.mu is not None:
+            self.exchange.set_momentum(self.mu)
+        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        compressed = [t.plan.params for t in tensors if travels_compressed(t.plan, minimum)]
+        self.drawn = {name for name, params in self.params.items() if params.draws}  # at random
+        # Whether workers keep a residual or momentum for any gradient.
+        self.carries = any(params.keeps_state for params in compressed)
+        self.without_momentum: Set[str] = {  # their compressor applies no momentum
+            tensor.plan.name for tensor in tensors if not applies_momentum(tensor.plan, minimum)
+        }
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the compressors the epoch, counted from 0. No gradients may be under way."""
+        self._epoch = epoch
+        self.exchange.set_epoch(epoch)
+
+    def set_momentum(self, mu: float) -> None:
+        """Use this momentum coefficient from now on. No gradients may be under way."""
+        self.mu = mu
+        self.exchange.set_momentum(mu)
+
+    def choose(self, choices: Mapping[str, str]) -> None:
+        """Use these choices of "auto". All workers call this, with no gradients under way."""
+        if choices != self.choices:
+            self.choices = choices
+            self.exchange.close()
+            self.open()
+
+    def _declared(self, params: Mapping[str, CompressionParams]) -> List[DeclaredTensor]:
+        """Return the gradients of these parameters, about in the order of backward: last first."""
+        numbered = reversed(list(enumerate(self._parameters.items())))
+        return [
+            declared(
+                name,
+                parameter,
+                params[name],
+                index,
+                called=f"the gradient of parameter {name}",
+                on_nonfinite=self._on_nonfinite,
+            )
+            for index, (name, parameter) in numbered
+            if name in params
+        ]
+
+
+class Leader(Protocol):
+    """Starts the exchanges of a GradientSteps itself, as DistributedOptimizer's averager does."""
+
+    def ready(self, parameter: torch.Tensor) -> None:
+        """Called after backward has added to a gradient."""
+
+    def before_step(self) -> None:
+        """Called before the optimizer steps."""
+
+    def finish(self) -> None:
+        """Called before residuals and momentum are saved, loaded or configured."""
 
 
 class GradientSteps:
     """Averages the gradients of a model's parameters, step by step.
 
-    Hooks report the gradients that backward has computed, and the steps of the optimizer.
-
-    Parameters
-    ----------
-    parameters : mapping of str to Parameter
-        By name.
-    compression : GradientCompression
-    optimizer : Optimizer, optional
-    momentum : Momentum, optional
-        The momentum that is applied instead of the optimizer's.
-    on_nonfinite, grad_scaler
-        See `CompressionState`.
-
-    Attributes
-    ----------
-    compression : GradientCompression
-    count : int
-        The number of steps so far. A step does not count if no optimizer applied its averages.
-    rates : LearningRates
-        The learning rates, by parameter name.
-    undo : Undo
-    weight_check : WeightCheck
-    closed : str
-        If it is closed or suspended: the error message of the next step. Otherwise empty.
-    when_made : callable
-        Called with a parameter after backward has added to its gradient.
-    when_stepping : callable
-        Called without arguments before the optimizer steps.
-    finish : callable
-        Called without arguments before residuals and momentum are saved, loaded or configured.
-        CrossBarrier waits for its exchanges.
+    It sees the gradients that backward has computed, and the steps of the optimizer.
     """
 
     def __init__(
@@ -73,48 +151,50 @@ class GradientSteps:
         self._optimizer, self._momentum = optimizer, momentum
         self._on_nonfinite = on_nonfinite if grad_scaler is None else "propagate"
         self._grad_scaler = grad_scaler
-        self.count = self._begun = 0
-        self.rates, self._ratios = LearningRates(), {}
+        self.count = 0  # the steps so far, without those whose averages no optimizer applied
+        self._begun = 0
+        self.rates, self._ratios = LearningRates(), {}  # by parameter name
         self._nonfinite: List[str] = []  # names of parameters, in the last step
         self._stamp = header.SAME
         self._continued: Set[str] = set()  # names whose last average is in the gradients
         skips = self._on_nonfinite == "skip"
-        self._others: Optional[OtherOptimizers] = None
+        self._optimizer_check: Optional[OptimizerCheck] = None
         if momentum is not None or skips:
-            self._others = OtherOptimizers(self._names, compression, optimizer, skips)
+            self._optimizer_check = OptimizerCheck(self._names, compression, optimizer, skips)
         self.undo = Undo(parameters, self._take_back)
         self.weight_check = WeightCheck(parameters)
-        self._made: Set[str] = set()  # computed by backward since they were last averaged
-        self.when_made: Callable[[torch.Tensor], None] = lambda parameter: None
-        self.when_stepping: Callable[[], None] = lambda: None
-        self.finish: Callable[[], None] = lambda: None
-        # A script may compile a whole step, but torch.compile cannot trace the hooks.
-        note = torch.compiler.disable(weakly(self._note))
-        self._handles = [p.register_post_accumulate_grad_hook(note) for p in self._names]
+        self._leader: Optional[Leader] = None
+        self._handles: List[Any] = []  # of the leader's hooks
         self._leave_optimizer: Callable[[], None] = lambda: None
         if optimizer is not None:
             self._leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
-        self.closed = ""
+        self.closed = ""  # if it is closed or suspended: the error message of the next step
         unknown = grad_scaler is None and any(p.keeps_state for p in compression.params.values())
         called = "CompressionState or DistributedOptimizer"
         self._scale_watch = ScaleWatch(parameters.values(), called) if unknown else None
         closing.opened(self)  # only the hooks may still refer to this object at shutdown
 
-    def _note(self, parameter: torch.Tensor) -> None:
-        self._made.add(self._names[parameter])
-        self.undo.made()
-        self.when_made(parameter)
+    def follow(self, leader: Leader) -> None:
+        """Let a leader start the exchanges from now on."""
+        self._leader = leader
+        ready = weakly(leader.ready)
+        self._handles = [p.register_post_accumulate_grad_hook(ready) for p in self._names]
 
-    def take_made(self, names: Iterable[str]) -> Set[str]:
+    def finish(self) -> None:
+        """Wait until nothing is under way."""
+        if self._leader is not None:
+            self._leader.finish()
+
+    def take_computed(self, names: Iterable[str]) -> Set[str]:
         """Return the parameters among `names` with a gradient from backward since the last call."""
-        made = self._made.intersection(names)
-        self._made -= made
-        return made
+        computed = self.undo.computed.intersection(names)
+        self.undo.computed.difference_update(computed)
+        return computed
 
     @property
     def has_computed(self) -> bool:
         """Whether backward has computed gradients that were not averaged."""
-        return bool(self._made)
+        return bool(self.undo.computed)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the compressors the epoch, counted from 0."""
@@ -122,16 +202,7 @@ class GradientSteps:
         self.compression.set_epoch(epoch)
 
     def begin(self) -> None:
-        """Begin a step, or continue the last one if backward has added to its averages.
-
-        Raises
-        ------
-        RuntimeError
-            A step is continued, but compression applies momentum. Or it cannot be known which
-            averages an optimizer applies, see `Undo.begin`.
-        ValueError
-            The optimizer's momentum is 0, or differs between parameter groups.
-        """
+        """Begin a step, or continue the last one if backward has added to its averages."""
         if not self._begun:
             mu = self._momentum and self._momentum.mu
             self.compression.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")
@@ -144,14 +215,13 @@ class GradientSteps:
                 "a step but the last"
             )
         if self._momentum is not None:
-            self._follow(self._momentum)
-        if self._others is not None:
-            self._others.begin()
-        self._nonfinite, self._ratios = [], {}
+            self._follow_momentum(self._momentum)
+        if self._optimizer_check is not None:
+            self._optimizer_check.begin()
+        self._nonfinite = []
         if not self._continued:
             self.count += 1
-        rates = self._current_rates().items()
-        self._ratios = self.rates.advance({n: r for n, r in rates if n not in self._continued})
+        self._ratios = self.rates.advance(self._current_rates())
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
         number, *weights = self.weight_check.begin()
@@ -164,7 +234,7 @@ class GradientSteps:
             largest=header.bits(weights[1]),
         )
 
-    def _follow(self, momentum: Momentum) -> None:
+    def _follow_momentum(self, momentum: Momentum) -> None:
         """Compress with the momentum that the optimizer has now, and take over its own momentum."""
         compression, mu = self.compression, momentum.follow()
         if mu != compression.mu:
@@ -183,14 +253,15 @@ class GradientSteps:
                 compression.exchange.replace_momentum(name, staging.flat(buffer))
 
     def _current_rates(self) -> Dict[str, float]:
-        """Return the learning rates of the optimizer's parameters, by name."""
-        groups = param_groups(self._optimizer) if self._optimizer is not None else []
-        return {
-            self._names[parameter]: float(group.get("lr", 0.0))
-            for group in groups
-            for parameter in group["params"]
-            if parameter in self._names
-        }
+        """Return the learning rates of parameters that begin a step, by name."""
+        rates: Dict[str, float] = {}
+        for group in param_groups(self._optimizer) if self._optimizer is not None else ():
+            rate = float(group.get("lr", 0.0))
+            for parameter in group["params"]:
+                name = self._names.get(parameter)
+                if name is not None and name not in self._continued:
+                    rates[name] = rate
+        return rates
 
     def average(
         self, gradients: Mapping[str, torch.Tensor], absent: Collection[str]
@@ -203,12 +274,13 @@ class GradientSteps:
         step, compression, continued = self.count, self.compression, self._continued
 
         def result(job: Job) -> Collection[str]:
-            self.rates.keep(job.unused)
+            if job.unused:
+                self.rates.keep(job.unused)
             if compression.carries:
                 self.undo.exchanged(name for name in gradients if name not in job.unused)
             self._check(job, step)
             staged.finish(loss_scale)
-            drawn = {n: g for n, g in gradients.items() if compression.params[n].draws}
+            drawn = {n: g for n, g in gradients.items() if n in compression.drawn}
             with staged.queue():
                 self.undo.note_zeros(drawn)
             return job.unused
@@ -260,7 +332,8 @@ class GradientSteps:
 
     def _before_step(self) -> None:
         """Apply momentum, or make the optimizer skip this step."""
-        self.when_stepping()
+        if self._leader is not None:
+            self._leader.before_step()
         if self._nonfinite and self._on_nonfinite == "skip":
             logger.warning(
                 "step %d is skipped: the gradient of parameter %s has a NaN or an infinity",
@@ -314,8 +387,8 @@ class GradientSteps:
                 self._scale_watch.close()
             if self._momentum is not None:
                 self._momentum.give_back()
-            if self._others is not None:
-                self._others.close()
+            if self._optimizer_check is not None:
+                self._optimizer_check.leave()
             self.undo.close()
-            self.weight_check.close()
+            self.weight_check.leave()
             self.compression.exchange.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import (
     Any,
@@ -25,7 +25,6 @@ from typing import (
     Iterator,
     List,
     Mapping,
-    NamedTuple,
     Optional,
     Set,
     Tuple,
@@ -39,10 +38,11 @@ from ...log import logger
 from .. import gpu
 from .optimizer_hooks import (
     Arguments,
+    StepObserver,
     closure_of,
     param_groups,
     steps_any,
-    watch_while_alive,
+    untraced,
     weakly,
     with_closure,
 )
@@ -52,100 +52,50 @@ _FIRST = 4096  # elements that `is_nonzero` reads before it reads all
 
 @dataclass(eq=False)
 class _Average:
-    """An average that no optimizer has applied, as far as is known.
+    """An average that no optimizer has applied, as far as is known."""
 
-    Parameters
-    ----------
-    excluded : bool
-        Whether the script has said that no optimizer will apply it.
-    delivered : tuple of (weakref of Tensor, int), optional
-        The gradient, and its version, when backward returned.
-    old : bool
-        Whether an optimizer has since stepped other parameters.
-    kept : bool, optional
-        Whether the gradient still had the average when backward last added to it. None: backward
-        has not added to it.
-    zero : Tensor of bool, shape (), optional
-        Whether all elements of the average are zero, if that can happen by chance.
-    unless : list of callable
-        One for each step of an optimizer that may have applied the average. Its result, which a GPU
-        computes, is whether the step did not apply it.
-    """
-
-    excluded: bool
-    delivered: Any = None
-    old: bool = False
+    excluded: bool  # the script has said that no optimizer will apply it
+    gradient: Callable[[], Any] = lambda: None  # refers weakly to it, when backward returned
+    version: int = 0  # of this gradient
+    old: bool = False  # an optimizer has since stepped other parameters
+    # Whether the gradient still had the average when backward last added to it. None: it has not.
     kept: Optional[bool] = None
-    zero: Optional[torch.Tensor] = None
-    unless: List[Callable[[], bool]] = field(default_factory=list)
-
-    def is_changed(self, gradient: torch.Tensor) -> bool:
-        """Return whether the script may have changed the gradient since backward returned."""
-        reference, version = self.delivered or (lambda: None, 0)
-        return reference() is not gradient or gradient._version != version
+    zero: Optional[torch.Tensor] = None  # whether it is all zeros, if that can happen by chance
+    # One for each step of an optimizer that may have applied the average. The result, which a GPU
+    # computes, is whether the step did not apply it.
+    unless: Tuple[Callable[[], bool], ...] = ()
+    versions: Tuple[int, int] = (0, 0)  # of parameter and gradient, before the step under way
 
 
-class _Applied(NamedTuple):
-    """An average that the step under way applies, as far as is known before it.
-
-    Parameters
-    ----------
-    average : _Average
-    parameter, gradient : int
-        Their versions before the step.
-    """
-
-    average: _Average
-    parameter: int
-    gradient: int
-
-
-InUse = Callable[[List[str]], Set[str]]
-
-
-class Undo:
+class Undo(StepObserver):
     """Records for each parameter whether an optimizer has applied its last average.
 
-    Parameters
-    ----------
-    parameters : mapping of str to Tensor
-        By name.
-    take_back : callable
-        Takes back the exchange of the tensors with these names. Its second argument says whether
-        they are all tensors of the last step.
-    in_use : callable, optional
-        Returns the names among the given ones whose averages are still in the gradients of a
-        worker, given that it knows nothing of the others' shards. Default: each worker knows it.
-
-    Attributes
-    ----------
-    digest : int
-        A 32-bit checksum of all names taken back so far. It is the same on all workers.
+    `take_back` takes back the exchange of the tensors with these names. Its second argument says
+    whether they are all tensors of the last step. `in_use` returns the names among the given ones
+    whose averages are still in the gradients of a worker, if no worker knows it of others' shards.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, torch.Tensor],
         take_back: Callable[[List[str], bool], None],
-        in_use: Optional[InUse] = None,
+        in_use: Optional[Callable[[List[str]], Set[str]]] = None,
     ) -> None:
+        super().__init__()
         self._parameters, self._take_back = parameters, take_back
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._averages: Dict[str, _Average] = {}
         self._last: Set[str] = set()  # all exchanged names of the last step
-        self.digest, self._warned, self._excludes = 0, False, False
+        self.digest = 0  # a 32-bit checksum of all names taken back so far, equal on all workers
+        self.computed: Set[str] = set()  # gradients from backward. Whoever averages them takes them
+        self._warned = self._excludes = False
         self._knows_all = in_use is None
         self._in_use = in_use or self._kept
         self._task = -1  # the number of the backward pass whose end is awaited
-        self._marked: Dict[str, _Applied] = {}
+        self._marked: Dict[str, _Average] = {}  # that the step under way applies, as far as known
         self._closures = 0  # that are running
         self._shown: Set[str] = set()  # averages that the step of the running closure may apply
-        # A script may compile a whole step, but torch.compile cannot trace the hook.
-        touch = torch.compiler.disable(weakly(self._touch))
-        self._handles = [p.register_hook(partial(touch, name)) for name, p in parameters.items()]
-        self._end = watch_while_alive(
-            self, before=self._before_step, last=self._before_update, after=self._after_step
-        )
+        self._handles = self._hooks()
 
     # Exchanges
 
@@ -153,12 +103,8 @@ class Undo:
         """Take back what no optimizer has applied, and return the names that are continued.
 
         `expected`: it is known why an optimizer has not applied them, so there is no warning.
-
-        Raises
-        ------
-        RuntimeError
-            It cannot be known whether the step of an optimizer that runs this closure will apply
-            the averages of the last exchange. Nothing is taken back.
+        Raise a RuntimeError, and take nothing back, if it cannot be known whether the step of an
+        optimizer that runs this closure will apply the averages of the last exchange.
         """
         self._settle()
         candidates = [name for name, average in self._averages.items() if not average.excluded]
@@ -223,7 +169,7 @@ class Undo:
 
     def close(self) -> None:
         """Remove all hooks."""
-        self._end()
+        self.leave()
         for handle in self._handles:
             handle.remove()
 
@@ -246,27 +192,50 @@ class Undo:
 
     # Gradients
 
-    def made(self) -> None:
-        """Record that backward has computed a gradient."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task = task
-            # DistributedDataParallel delivers averages in a callback, which comes in between.
-            queue = Variable._execution_engine.queue_callback
-            queue(lambda: queue(self.delivered))
+    def _hooks(self) -> List[Any]:
+        """Register a hook before and one after backward adds to a gradient. They must be fast."""
+        this, touch, follow = weakref.ref(self), weakly(self._touch), weakly(self._follow)
+        current_task = torch._C._current_graph_task_id
+
+        @untraced
+        def before(name: str, gradient: torch.Tensor) -> None:  # torch.autograd.grad calls it, too
+            undo = this()
+            if undo is not None and name in undo._averages:
+                touch(name)
+
+        @untraced
+        def after(name: str, parameter: torch.Tensor) -> None:
+            undo = this()
+            if undo is not None:
+                undo.computed.add(name)
+                if undo._task != current_task():
+                    follow()
+
+        parameters = self._parameters.items()
+        handles = [p.register_hook(partial(before, name)) for name, p in parameters]
+        if self._knows_all:
+            for name, p in parameters:
+                handles.append(p.register_post_accumulate_grad_hook(partial(after, name)))
+        return handles
+
+    def _touch(self, name: str) -> None:
+        average = self._averages[name]
+        if average.kept is not False:
+            average.kept = self._has_average(name)
+
+    def _follow(self) -> None:
+        """Call `delivered` at the end of this backward pass."""
+        self._task = torch._C._current_graph_task_id()
+        # DistributedDataParallel delivers averages in a callback, which comes in between.
+        queue = Variable._execution_engine.queue_callback
+        queue(lambda: queue(self.delivered))
 
     def delivered(self) -> None:
         """Record the versions of the gradients that are averages."""
         for name, average in self._averages.items():
             gradient = self._parameters[name].grad
             if gradient is not None:
-                average.delivered = weakref.ref(gradient), gradient._version
-
-    def _touch(self, name: str, gradient: torch.Tensor) -> None:
-        """Called before backward adds to a gradient, and by `torch.autograd.grad`."""
-        average = self._averages.get(name)
-        if average is not None and average.kept is not False:
-            average.kept = self._has_average(name)
+                average.gradient, average.version = weakref.ref(gradient), gradient._version
 
     def _kept(self, names: Collection[str]) -> Set[str]:
         return {name for name in names if self.keeps(name)}
@@ -288,7 +257,7 @@ class Undo:
 
     # Steps of optimizers
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
         """Prepare to see what a step applies. With a closure, this is known after the step."""
         if not steps_any(optimizer, self._names):
             return None
@@ -319,7 +288,7 @@ class Undo:
 
         return with_closure(args, kwargs, counted)
 
-    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Mark what a step without a closure applies."""
         if closure_of(args, kwargs) is None:
             self._mark(optimizer)
@@ -336,41 +305,44 @@ class Undo:
                     continue
                 if average.kept is False:
                     continue
-                if overflow is None and not (self._knows_all and average.is_changed(gradient)):
+                version = gradient._version
+                is_as_delivered = average.gradient() is gradient and average.version == version
+                if overflow is None and (is_as_delivered or not self._knows_all):
                     del self._averages[name]
                 else:
                     changed[name] = gradient
-                self._marked[name] = _Applied(average, parameter._version, gradient._version)
-        for name, unless in self._unless(changed, overflow).items():
-            self._averages[name].unless.append(unless)
-        if changed and not next(iter(changed.values())).is_cuda:
-            self._settle()
+                average.versions = parameter._version, version
+                self._marked[name] = average
+        if changed:
+            for name, unless in self._unless(changed, overflow).items():
+                self._averages[name].unless += (unless,)
+            if not next(iter(changed.values())).is_cuda:
+                self._settle()
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Find averages that the step has not applied."""
         self._mark(optimizer)
-        for name, applied in self._marked.items():
-            if name not in self._averages and self._was_left_out(name, applied):
-                self._averages[name] = applied.average
-        for average in list(self._averages.values()):
+        for name, average in self._marked.items():
+            if name not in self._averages and self._was_left_out(name, average):
+                self._averages[name] = average
+        for average in self._averages.values():
             average.old = True
         self._marked.clear()
 
-    def _was_left_out(self, name: str, applied: _Applied) -> bool:
+    def _was_left_out(self, name: str, average: _Average) -> bool:
         """Return whether a step has reset a gradient instead of updating the parameter."""
-        parameter = self._parameters[name]
-        gradient = parameter.grad
-        if parameter._version != applied.parameter:
+        parameter, (before, gradient_before) = self._parameters[name], average.versions
+        if parameter._version != before:
             return False
-        if gradient is None or gradient._version == applied.gradient or not self._knows_all:
+        gradient = parameter.grad
+        if gradient is None or gradient._version == gradient_before or not self._knows_all:
             return gradient is None
-        return not applied.average.zero and not is_nonzero(gradient)
+        return not average.zero and not is_nonzero(gradient)
 
     def _unless(
         self, gradients: Dict[str, torch.Tensor], overflow: Optional[torch.Tensor]
     ) -> Dict[str, Callable[[], bool]]:
         """Return whether gradients that the script has changed are zero, or overflow."""
-        if not gradients:
-            return {}
         tensors = list(gradients.values())
         if tensors[0].is_cuda and self._knows_all:
             zeros = torch.stack(torch._foreach_norm(tensors, torch.inf)) == 0
@@ -391,7 +363,7 @@ class Undo:
         for name, average in list(self._averages.items()):
             if not all(unless() for unless in average.unless):
                 del self._averages[name]
-            average.unless.clear()
+            average.unless = ()
 
 
 def _item(values: Callable[[], torch.Tensor], i: int) -> bool:

@@ -10,14 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..algorithms.state import AlgorithmState
-from ..ddp import compression_hook
+from ..ddp import compression_hook, local_gradients_hook
 from ..exchange import Exchange
 from ..gradients.optimizer_hooks import unwrapped
 from ..gradients.state import CompressionState
 from ..optimizer.copies import Distributed
 from ..optimizer.distributed import DistributedOptimizer
 from ..state.state_dicts import StateDict, if_all_fit
-from .local_gradients import local_gradients_hook
 
 _SAVING = "save a checkpoint"
 

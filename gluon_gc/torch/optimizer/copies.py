@@ -6,7 +6,7 @@ from typing import Any, Mapping, Tuple, Type
 
 from torch.optim import Optimizer
 
-from ..gradients.optimizer_hooks import watch_steps
+from ..gradients.optimizer_hooks import let_step_call_hooks
 
 
 class Distributed:
@@ -38,7 +38,8 @@ def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
     copied_class = type(kind.__name__, (_Copied, kind), {})
     optimizer = copied_class.__new__(copied_class)
     optimizer.__setstate__(contents)
-    watch_steps(_refuse, optimizer=optimizer)
+    let_step_call_hooks(optimizer)
+    optimizer.register_step_pre_hook(_refuse)
     return optimizer
 
 

@@ -18,7 +18,7 @@ from ..byteps import rendezvous, runtime
 from ..byteps.rendezvous import Meeting
 from ..gathering import gather
 from ..gradients.state import CompressionState
-from ..optimizer.averager import Averager, averagers
+from ..optimizer.distributed import Averager, averagers
 from . import coder_states, gradients
 
 _SUSPENDED = "call bps.resume() first: the workers have called bps.suspend()"
