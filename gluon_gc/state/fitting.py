@@ -223,6 +223,17 @@ def pairs(there: Sequence[Header], here: Sequence[Header]) -> Tuple[List[Tuple[i
     return by_name, True
 
 
+def saved_compressions(header: Header, here: Sequence[Header]) -> Dict[int, Any]:
+    """The compression of each parameter in a file, by its number in the trainer.
+
+    The header is not checked yet, so keys may be missing. The result is then empty.
+    """
+    saved = header.get("parameters", [])
+    if not all({"name", *_SAME} <= set(parameter) for parameter in saved):
+        return {}
+    return {i: saved[number].get("compression") for number, i in pairs(saved, here)[0]}
+
+
 def _check_names(name: str, there: Sequence[Header], here: Sequence[Header], strict: bool) -> None:
     """Raise ValueError unless parameters may match by name. Log the names that do not match."""
     if strict:

@@ -131,7 +131,7 @@ def run(requests, workers):
     done = subprocess.run(
         command if workers == 1 else [*launch, *command],
         cwd=ROOT,
-        env=own,
+        env={**own, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
