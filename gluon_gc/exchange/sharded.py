@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Callable, Collection, ContextManager, Dict, Iterator, List, Mapping, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import (
+    Callable,
+    Collection,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
@@ -82,8 +93,9 @@ class ReduceScatter(Stages):
 class GatherRequest(Request):
     """Some shards of this worker, which all workers receive."""
 
-    receive: Callable[[Collection[str]], Values] = dict
-    """Returns where to write the shards of all workers with these names, which were sent."""
+    receive: Optional[Callable[[Sequence[str], Sequence[str]], Values]] = None
+    """Returns where to write the shards of all workers that were sent, given the names of these and
+    of the flagged ones."""
     flagged: Collection[str] = ()  # names of this worker's shards that get a flag only
 
 
@@ -159,9 +171,9 @@ class AllGather(Stages):
         outcome, _, _ = header.read(np.concatenate(self._headers), self._ranks)
         header.require_in_step(outcome)
         task.note(outcome)
-        sent, request = self.with_flag(self._SENT), task.job.request
-        task.unused.update(self.with_flag(self._FLAGGED))
-        job = replace(task.job, request=replace(request, output=request.receive(sent)))
+        sent, request = self._with_flag(self._SENT), task.job.request
+        output = request.receive(sent, self._with_flag(self._FLAGGED))
+        job = replace(task.job, request=replace(request, output=output))
         with self.meter.timing("decompress_seconds"):
             for key in sent:
                 for coding in self._codings[key]:
@@ -169,7 +181,7 @@ class AllGather(Stages):
         self._to_all.expect()
         self.meter.steps += 1
 
-    def with_flag(self, flag: int) -> List[str]:
+    def _with_flag(self, flag: int) -> List[str]:
         """Return the names of the shards to which their owners gave this flag."""
         return [
             key

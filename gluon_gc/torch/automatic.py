@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -48,19 +48,6 @@ def decided(
         (seconds,) = _Workers(exchange).slowest([automatic.seconds])
         decision = automatic.choose(tensors, shapes, topology, measure, seconds, says)
         return exchange.gather_objects(decision)[0]
-
-
-def recalled(
-    params: Mapping[str, CompressionParams], saved: Iterable[Mapping[str, Any]]
-) -> Dict[str, str]:
-    """Return the choices of "auto" in a checkpoint, by parameter name."""
-    names = {}
-    for parameter in saved:
-        if parameter["name"] in params:
-            name = selection.recalled(params[parameter["name"]], parameter["compression"])
-            if name is not None:
-                names[parameter["name"]] = name
-    return names
 
 
 def measured(

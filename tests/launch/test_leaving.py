@@ -10,8 +10,8 @@ import time
 import mxnet as mx
 import pytest
 
-from gluon_gc.launch.cli.tasks import service
 import gluon_gc as bps
+from gluon_gc.launch.cli.tasks import service
 from tests.mxnet.cluster.cluster import last_line, start_horovod
 from tests.mxnet.cluster.jobs import forever
 

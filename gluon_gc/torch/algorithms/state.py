@@ -12,15 +12,16 @@ from ...agreement import Facts
 from ...algorithms import Algorithm
 from ...algorithms.driver import Driver
 from ...algorithms.requirements import first_values, require_fitting_compression, require_floats
-from ...auto.algorithm import AutomaticAlgorithm, Decision
+from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic as automatic_of
 from ...compression import CompressionParams
+from ...exchange import meter
 from ...log import logger
 from ...options import checked_epoch
-from ...exchange import meter
-from .. import algorithm_saving, automatic, closing
+from .. import closing
 from ..gradients.optimizer_hooks import require_averaged
 from ..gradients.settings import chosen_params, facts_of, named
+from ..state import algorithms as algorithm_saving
 from ..transport import gpu
 from ..transport.staging import sizes_of
 from .adam import WrappedAdam, require_adam, require_settings
@@ -59,9 +60,8 @@ class AlgorithmState:
         requested, _ = chosen_params(
             self.parameters, compression_params, overrides, aliases=self.aliases
         )
-        self.automatic: AutomaticAlgorithm = automatic_of(
-            algorithm, requested, option_given, self._wait
-        )
+        self.automatic = automatic_of(algorithm, requested, option_given, self._wait)
+        self._given, self._requested = algorithm, requested
         self.optimizer, self._group = optimizer, process_group
         self._on_nonfinite = on_nonfinite
         self.rounds = Rounds(
@@ -76,15 +76,17 @@ class AlgorithmState:
     @property
     def algorithm(self) -> Algorithm:
         """It has no rounds while "auto" has not chosen."""
-        return self.automatic.algorithm
+        return self._given if self.automatic is None else self.automatic.algorithm
 
     @property
     def params(self) -> Dict[str, CompressionParams]:
-        return self.automatic.params
+        return self._requested if self.automatic is None else self.automatic.params
 
     @property
     def options(self) -> Dict[str, Any]:
         """The options of the algorithm, and its "name"."""
+        if self.automatic is None:
+            return {"name": self._given.name, **self._given.described()}
         return self.automatic.described()
 
     @property
@@ -107,10 +109,8 @@ class AlgorithmState:
         if not self._agreed:
             settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
             self._agree([("", settings)] if averages else [])
-        if self.automatic.due():  # on all workers together
-            tensors = self.rounds.tensors()
-            shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
-            self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
+        if self.automatic is not None and self.automatic.due():
+            self._decide()
         if averages:
             return self._step_of_all(update, overflows)
         self.driver.step(update)
@@ -119,7 +119,9 @@ class AlgorithmState:
     def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
         """Make a step of an algorithm that averages gradients; see `step`."""
         if overflows is not None:
-            flags = self.rounds.exchange.members.gather_numbers([int(overflows)], "compare loss scales")
+            flags = self.rounds.exchange.members.gather_numbers(
+                [int(overflows)], "compare loss scales"
+            )
             if any(flag for (flag,) in flags):
                 return False
         elif self._on_nonfinite == "skip" and self._finds_nonfinite():

@@ -21,10 +21,10 @@ from torch.futures import Future
 from torch.optim import Optimizer
 
 from ...exchange import meter
-from ...exchange.exchange import Exchange
+from ...exchange.exchange import Exchange, Lane
 from ...options import checked_epoch
 from ...plan import require_on_nonfinite
-from .. import saving
+from ..state import gradients as saving
 from ..transport.staging import sizes_of
 from .checks import HookCheck, add_state, require_single
 from .momentum import Momentum, momentum_of
@@ -162,6 +162,11 @@ class CompressionState:
     def exchange(self) -> Exchange:
         """The exchange that sends the gradients."""
         return self.gradients.compression.exchange
+
+    @property
+    def lane(self) -> Lane:
+        """The gradients in the exchange."""
+        return self.gradients.compression.lane
 
     @property
     def steps(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -10,11 +9,9 @@ from typing import (
     Collection,
     Dict,
     Iterable,
-    Iterator,
     List,
     Mapping,
     Optional,
-    Sequence,
     Set,
 )
 
@@ -25,12 +22,12 @@ from torch.optim import Optimizer
 
 from ... import env
 from ...compression import CompressionParams, candidates
-from ...learning_rates import LearningRates
-from ...log import logger
-from ...plan import applies_momentum, travels_compressed
 from ...exchange import header
 from ...exchange.exchange import DeclaredTensor
 from ...exchange.job import Request, Result
+from ...learning_rates import LearningRates
+from ...log import logger
+from ...plan import applies_momentum, travels_compressed
 from .. import automatic, closing
 from ..transport import new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse
@@ -60,19 +57,22 @@ class GradientCompression:
         on_nonfinite: str,
         group: Optional[dist.ProcessGroup],
     ) -> None:
-        self._parameters, self._requested = parameters, params
+        self._parameters, self.requested = parameters, params
         self._on_nonfinite, self._group = on_nonfinite, group
-        undecided = [tensor.plan for tensor in self._declared(self._undecided())]
-        self._chosen = automatic.chosen(undecided, group) if undecided else {}
+        undecided = {name: own for name, own in params.items() if own.accuracy is not None}
+        self.choices: Mapping[str, str] = {}  # of "auto", by parameter: the candidates' names
+        if undecided:
+            tensors = [tensor.plan for tensor in self._declared(undecided)]
+            self.choices = automatic.chosen(tensors, group)
         self._epoch: Optional[int] = None
         self.mu: Optional[float] = None  # of all parameters with momentum; None: of their params
         self.open()
 
     def open(self) -> None:
         """Create the exchange, or a new one after the first was closed."""
-        self.params: Dict[str, CompressionParams] = dict(self._requested)
-        for name, choice in self._chosen.items():
-            self.params[name] = candidates(self._requested[name])[choice]
+        self.params: Dict[str, CompressionParams] = dict(self.requested)
+        for name, choice in self.choices.items():
+            self.params[name] = candidates(self.requested[name])[choice]
         tensors = self._declared(self.params)
         self.exchange = new_exchange(self._group)
         self.lane = self.exchange.lane()
@@ -100,31 +100,12 @@ class GradientCompression:
         self.mu = mu
         self.lane.set_momentum(mu)
 
-    @contextmanager
-    def recalling(self, saved: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Repeat the choices of "auto" in a checkpoint; undo this if the block raises an error.
-
-        `saved` has the checkpoint's descriptions of parameters. All workers call this, and the
-        block must raise on all of them or on none.
-        """
-        before = self._chosen
-        self._choose({**before, **automatic.recalled(self._undecided(), saved)})
-        try:
-            yield
-        except Exception:
-            self._choose(before)
-            raise
-
-    def _choose(self, chosen: Dict[str, str]) -> None:
-        if chosen != self._chosen:
-            self._chosen = chosen
+    def choose(self, choices: Mapping[str, str]) -> None:
+        """Use these choices of "auto". All workers call this, with no gradients under way."""
+        if choices != self.choices:
+            self.choices = choices
             self.exchange.close()
             self.open()
-
-    def _undecided(self) -> Dict[str, CompressionParams]:
-        """Return the parameters with the compressor "auto"."""
-        requested = self._requested.items()
-        return {name: params for name, params in requested if params.accuracy is not None}
 
     def _declared(self, params: Mapping[str, CompressionParams]) -> List[DeclaredTensor]:
         """Return the gradients of these parameters, about in the order of backward: last first."""

@@ -9,8 +9,8 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc.auto.choice import Link, Measured, Way
-from gluon_gc.auto.speed import Speed
 from gluon_gc.auto.local_steps import StepClock
+from gluon_gc.auto.speed import Speed
 from gluon_gc.log import logger
 from gluon_gc.mxnet import probe
 from tests.mxnet.cluster.hosts import Hosts, needs_namespaces
