@@ -109,8 +109,10 @@ class AlgorithmState:
         if not self._agreed:
             settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
             self._agree([("", settings)] if averages else [])
-        if self.automatic is not None and self.automatic.due():
-            self._decide()
+        if self.automatic is not None and self.automatic.due():  # on all workers together
+            tensors = self.rounds.tensors()
+            shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
+            self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
         if averages:
             return self._step_of_all(update, overflows)
         self.driver.step(update)

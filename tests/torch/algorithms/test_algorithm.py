@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import signal
+import threading
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -732,6 +733,28 @@ def test_what_is_not_finite_in_a_round_is_named_by_all():
     for name, anchor in optimizer.compression_state.driver.state["anchor"].items():
         assert torch.equal(net.get_parameter(name), anchor), name
     optimizer.compression_state.close()
+
+
+@on_workers(2)
+def test_eight_fragments_need_the_threads_and_connections_of_one():
+    def needed(fragments):
+        net = Net()
+        optimizer = distributed(net, every(8, fragments=fragments), ONEBIT)
+        train(net, optimizer, range(17))
+        assert set(optimizer.compression_stats()["rounds"].values()) == {2}
+        threads = [thread.name for thread in threading.enumerate()]
+        found = (
+            len(threads),
+            len(os.listdir("/proc/self/fd")),
+            len(dist.distributed_c10d._world.pg_map),
+        )
+        optimizer.compression_state.close()
+        return found
+
+    names = list(Net().state_dict())
+    assert len(names) < 8
+    one = needed(1)
+    assert needed(len(names)) == one
 
 
 @on_workers(2)
