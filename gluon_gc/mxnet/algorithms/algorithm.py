@@ -231,7 +231,8 @@ class AlgorithmAveraging(Averaging):
         self.prepare(optimizer, "step")
         self._decide(optimizer)
         self.steps += 1
-        freshness.renew_on_all_contexts(self._params)
+        for param in filter(freshness.is_fresh, self._params):
+            freshness.renew(param)
         for param in self._averaged.values():
             if param.list_data()[0]._fresh_grad:
                 sum_over_contexts(param.list_grad())
@@ -259,7 +260,8 @@ class AlgorithmAveraging(Averaging):
         self.prepare(optimizer, "step", about)
         self._decide(optimizer, about)
         params = list(self._averaged.values())
-        freshness.renew_everywhere(params)
+        for param in params:
+            freshness.renew(param)
         if self._is_left_out(params, scaler, about):
             freshness.use_up(params)
             return

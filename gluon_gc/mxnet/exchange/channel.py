@@ -87,7 +87,7 @@ class Channel(Metered):
         hierarchical = all(tensors[name].params.hierarchical for name in numbers)
         self.in_rows = first.rows > 0
         self.hierarchical = hierarchical and not self.in_rows
-        self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
+        self._offsets = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
         self.codec: Optional[AnyCodec] = None
         if self.params is None:
             self._coder = Values(self.dtype, self.slices, tensors)
@@ -172,7 +172,7 @@ class Channel(Metered):
             getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
             for name, end in self._ends.items()
         ]
-        return arrays, self._places
+        return arrays, self._offsets
 
     def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
         """For each slice: an array on the GPU that holds it, and its offset in that array."""
