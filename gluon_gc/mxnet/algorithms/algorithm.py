@@ -40,7 +40,7 @@ from ...checkpoint.cutting import Arrays
 from ...options import require_different
 from ...plan import Tensor
 from ..exchange.exchange import Exchange
-from ..exchange.gradient import Job, legacy, params_for, sum_over_contexts
+from ..exchange.gradient import Job, copy_first, legacy, params_for, sum_over_contexts
 from ..state.algorithm_states import AlgorithmStates
 from ..trainer import freshness
 from ..trainer.amp import AgreedLossScaler, nonfinite_gradients
@@ -191,7 +191,6 @@ class AlgorithmAveraging(Averaging):
         self.described = self._automatic.described()
 
     def _require_same_parameters(self, indices: Sequence[int]) -> None:
-        """Raise ValueError unless the same parameters have gradients as in the first step."""
         changed = self._averaged.keys() ^ set(indices)
         if self._begun and changed:
             raise ValueError(
@@ -295,9 +294,7 @@ class AlgorithmAveraging(Averaging):
     def _update_with_averages(self, update: Update) -> None:
         """Apply the optimizer with the gradients of the first context, which are averages."""
         for param in self._averaged.values():
-            first, *others = legacy(param.list_grad())
-            for other in others:
-                first.copyto(other)
+            copy_first(param.list_grad())
         update(1.0, False)
 
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:

@@ -88,6 +88,5 @@ def use_up(params: Iterable[Parameter]) -> List[NDArray]:
 
 
 def restore(fresh: Iterable[NDArray]) -> None:
-    """Mark the gradients of these arrays fresh again."""
     for data in fresh:
         data._fresh_grad = True

@@ -222,7 +222,6 @@ class GradientAveraging(Averaging):
         return averages is not None and not (averages.excluded or averages.tried)
 
     def update(self, batch_size: float, ignore_stale_grad: bool, update: Update) -> None:
-        """Apply the averages with `update`, unless the step is left out."""
         averages = self._averages
         if ignore_stale_grad and averages.stale:
             raise ValueError(
@@ -436,7 +435,6 @@ class GradientAveraging(Averaging):
 
 
 def _minimum() -> int:
-    """Smaller tensors, in bytes, are not compressed."""
     return env.get("BYTEPS_MIN_COMPRESS_BYTES")
 
 

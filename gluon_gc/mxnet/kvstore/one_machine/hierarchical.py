@@ -51,7 +51,6 @@ class HierarchicalExchange(Exchange):
         raise NotImplementedError
 
     def _shares_machine(self) -> bool:
-        """Whether the workers of this machine can sum in shared memory."""
         return self.local_size > 1
 
     def _shares(self, channel: Channel) -> bool:
