@@ -59,7 +59,7 @@ class MXNet:
         return array.context.device_type != "gpu"
 
     def to_numpy(self, array: NDArray) -> np.ndarray:
-        """The values; an array on the CPU lends its memory until the next operation on it."""
+        """The values, in the memory of an array on the CPU, until its next operation."""
         if not self.in_host_memory(array):
             return array.asnumpy()
         check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
@@ -222,36 +222,31 @@ class AlgorithmAveraging(Averaging):
         )
 
     def step(self, arguments: StepArguments, update: Update) -> None:
-        optimizer, scaler = arguments.optimizer, arguments.scaler
-        scale = arguments.scale / arguments.batch_size
         if self._algorithm.averages_gradients:
-            self._step_of_all(optimizer, scale, scaler, update)
+            self._step_of_all(arguments, update)
             return
-        self.prepare(optimizer, "step")
-        self._decide(optimizer)
+        self.prepare(arguments.optimizer, "step")
+        self._decide(arguments.optimizer)
         self.steps += 1
         for param in filter(freshness.is_fresh, self._params):
             freshness.renew(param)
         for param in self._averaged.values():
             if param.list_data()[0]._fresh_grad:
                 sum_over_contexts(param.list_grad())
+        scaler, scale = arguments.scaler, arguments.scale / arguments.batch_size
         overflows = scaler is not None and scaler.check(list(self._averaged.values()), ())
         if overflows:
             freshness.use_up(self._params)
-        ignore_stale_grad = arguments.ignore_stale_grad
+        ignores_stale = arguments.ignore_stale_grad
         try:
-            self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
+            self._driver.step(lambda: None if overflows else update(scale, ignores_stale))
         finally:  # if an average has failed, the parameters have changed, too
             broadcast_to_contexts(self._averaged.values())
 
-    def _step_of_all(
-        self,
-        optimizer: Optimizer,
-        scale: float,
-        scaler: Optional[AgreedLossScaler],
-        update: Update,
-    ) -> None:
+    def _step_of_all(self, arguments: StepArguments, update: Update) -> None:
         """Make a step of an algorithm that averages gradients. All workers skip the same steps."""
+        optimizer, scaler = arguments.optimizer, arguments.scaler
+        scale = arguments.scale / arguments.batch_size
         if self._algorithm.needs_adam:
             require_adam(self._algorithm.name, optimizer)  # load_states may have replaced it
         settings = {"AMP": scaler is not None, "on_nonfinite": self._on_nonfinite}

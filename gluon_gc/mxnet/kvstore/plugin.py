@@ -182,16 +182,13 @@ class GluonGCMachine(CompressingKVStore):
         super().__init__(OneMachine.connection())
 
 
-STORES = (GluonGCHorovod, GluonGCLocal, GluonGCMachine, GluonGCParameterServer)
-
-
 def accept_names() -> None:
     """Let gluon.Trainer create our stores by name, with mx.kv.create.
 
     If parameters have one context, it ignores each name without "dist", even a registered one.
     """
     create = trainer._create_kvstore
-    names = [store.__name__.lower() for store in STORES]
+    names = [store.__name__.lower() for store in CompressingKVStore.__subclasses__()]
 
     def create_ours(kvstore: Any, *others: Any) -> Any:
         if isinstance(kvstore, str) and kvstore.lower() in names:
