@@ -324,7 +324,7 @@ class AlgorithmAveraging(Averaging):
         return {param.name: first_copy(param) for param in self._averaged.values()}
 
     def gradients(self) -> Dict[str, NDArray]:
-        """Only of the parameters with a fresh gradient."""
+        """This worker's own gradients, of the parameters with a fresh one."""
         fresh = (param for param in self._averaged.values() if param.list_data()[0]._fresh_grad)
         return {param.name: legacy(param.list_grad()[:1])[0] for param in fresh}
 

@@ -44,7 +44,7 @@ class Metered:
         return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
 
     def under_way(self) -> Tuple[int, bool]:
-        """The number of messages, and whether the last answer is missing; it does not wait."""
+        """The number of messages, and whether the last answer is missing. It does not wait."""
         calls = int(self._now[0])
         _, begin, end = self._now[len(METER) + 3 * (calls % KEPT_SPANS) :][:3]
         return calls, calls > 0 and bool(begin == end)
@@ -127,7 +127,7 @@ class Channel(Metered):
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
     ) -> NDArray:
-        """The message of a job, or of these values, which are already multiplied."""
+        """The message of a job's gradients, or of `values`, which are already multiplied."""
         scale, factor = job.scale, job.factor
         if values is not None:
             arrays, offsets, scale, factor = [values], self._layout.offsets, 1.0, None
@@ -139,7 +139,7 @@ class Channel(Metered):
         return self._coder.compress(arrays, offsets, scale, ratio, framing, out, factor, step)
 
     def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
-        """Write this worker's own values side by side; if `metered`, as the meter's `encode`."""
+        """Write this worker's own values side by side. If `metered`, the meter counts this call."""
         arrays, offsets = self._arrays(job.gradients, "own")
         meter = dict(meter=self._meter, step=job.step) if metered else {}
         values = dict(scale=job.scale, out=to, factor=job.factor)

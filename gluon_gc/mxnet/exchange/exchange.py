@@ -364,7 +364,7 @@ class Exchange:
         return np.array(self._start(chunk, number), np.uint64)
 
     def _start(self, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
-        """The first state of a chunk's random stream on worker `node`, or None: the aggregator."""
+        """The first state of a chunk's random stream on worker `node`; None: on the aggregator."""
         if chunk.params is None:
             return None
         (piece,) = chunk.slices
