@@ -39,7 +39,7 @@ from ...options import require_different
 from ...plan import Tensor
 from ...state import LOCAL, OF_ALL, Arrays, Place
 from ..exchange.exchange import Exchange
-from ..exchange.gradient import Job, legacy, params_for, sum_over_contexts
+from ..exchange.gradient import Job, copy_first, legacy, params_for, sum_over_contexts
 from ..trainer import freshness
 from ..trainer.amp import AgreedLossScaler, nonfinite_gradients
 from ..trainer.automatic import decided, of_root
@@ -59,7 +59,7 @@ class MXNet:
         return array.context.device_type != "gpu"
 
     def to_numpy(self, array: NDArray) -> np.ndarray:
-        """The values; an array on the CPU lends its memory until the next operation on it."""
+        """The values, in the memory of an array on the CPU, until its next operation."""
         if not self.in_host_memory(array):
             return array.asnumpy()
         check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
@@ -200,7 +200,6 @@ class AlgorithmAveraging(Averaging):
         self._describe()
 
     def _require_same_parameters(self, indices: Sequence[int]) -> None:
-        """Raise ValueError unless the same parameters have gradients as in the first step."""
         changed = self._averaged.keys() ^ set(indices)
         if self._begun and changed:
             raise ValueError(
@@ -233,35 +232,31 @@ class AlgorithmAveraging(Averaging):
         )
 
     def step(self, arguments: StepArguments, update: Update) -> None:
-        optimizer, scaler = arguments.optimizer, arguments.scaler
-        scale = arguments.scale / arguments.batch_size
         if self._algorithm.averages_gradients:
-            self._step_of_all(optimizer, scale, scaler, update)
+            self._step_of_all(arguments, update)
             return
-        self.prepare(optimizer, "step")
-        self._decide(optimizer)
+        self.prepare(arguments.optimizer, "step")
+        self._decide(arguments.optimizer)
         self.steps += 1
-        freshness.renew_on_all_contexts(self._params)
+        for param in filter(freshness.is_fresh, self._params):
+            freshness.renew(param)
         for param in self._averaged.values():
             if param.list_data()[0]._fresh_grad:
                 sum_over_contexts(param.list_grad())
+        scaler, scale = arguments.scaler, arguments.scale / arguments.batch_size
         overflows = scaler is not None and scaler.check(list(self._averaged.values()), ())
         if overflows:
             freshness.use_up(self._params)
-        ignore_stale_grad = arguments.ignore_stale_grad
+        ignores_stale = arguments.ignore_stale_grad
         try:
-            self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
+            self._driver.step(lambda: None if overflows else update(scale, ignores_stale))
         finally:  # if an average has failed, the parameters have changed, too
             broadcast_to_contexts(self._averaged.values())
 
-    def _step_of_all(
-        self,
-        optimizer: Optimizer,
-        scale: float,
-        scaler: Optional[AgreedLossScaler],
-        update: Update,
-    ) -> None:
+    def _step_of_all(self, arguments: StepArguments, update: Update) -> None:
         """Make a step of an algorithm that averages gradients. All workers skip the same steps."""
+        optimizer, scaler = arguments.optimizer, arguments.scaler
+        scale = arguments.scale / arguments.batch_size
         if self._algorithm.needs_adam:
             require_adam(self._algorithm.name, optimizer)  # load_states may have replaced it
         settings = {"AMP": scaler is not None, "on_nonfinite": self._on_nonfinite}
@@ -269,7 +264,8 @@ class AlgorithmAveraging(Averaging):
         self.prepare(optimizer, "step", about)
         self._decide(optimizer, about)
         params = list(self._averaged.values())
-        freshness.renew_everywhere(params)
+        for param in params:
+            freshness.renew(param)
         if self._is_left_out(params, scaler, about):
             freshness.use_up(params)
             return
@@ -303,9 +299,7 @@ class AlgorithmAveraging(Averaging):
     def _update_with_averages(self, update: Update) -> None:
         """Apply the optimizer with the gradients of the first context, which are averages."""
         for param in self._averaged.values():
-            first, *others = legacy(param.list_grad())
-            for other in others:
-                first.copyto(other)
+            copy_first(param.list_grad())
         update(1.0, False)
 
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
@@ -382,7 +376,7 @@ class AlgorithmAveraging(Averaging):
         return {param.name: first_copy(param) for param in self._averaged.values()}
 
     def gradients(self) -> Dict[str, NDArray]:
-        """Only of the parameters with a fresh gradient."""
+        """This worker's own gradients, of the parameters with a fresh one."""
         fresh = (param for param in self._averaged.values() if param.list_data()[0]._fresh_grad)
         return {param.name: legacy(param.list_grad()[:1])[0] for param in fresh}
 

@@ -123,7 +123,7 @@ def average_statistics(
 
 
 def _summands(array: np.ndarray) -> List[np.ndarray]:
-    """The float64 arrays that are summed; single numbers have equally many on all workers."""
+    """The float64 arrays to sum: of a single number always two, whether float or integer."""
     if array.dtype.kind != "f":
         array = array if array.ndim else array.astype(np.int64)
         return integers.summands(array)

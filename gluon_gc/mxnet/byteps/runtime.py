@@ -54,8 +54,7 @@ def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exc
         raise ValueError(
             f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'{hint}"
         )
-    backend = _CONNECTED[kvstore]
-    exchange = backend.connected or backend()
+    exchange = _CONNECTED[kvstore].connection()
     if kvstore == "horovod" and not env.is_set("HOROVOD_RANK"):
         _require_all(exchange)
     return exchange

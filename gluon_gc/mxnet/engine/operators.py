@@ -96,7 +96,7 @@ def refusing(names: Sequence[str]) -> Dict[str, str]:
 
 
 def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> NDArray:
-    """The factor (float64, shape (1,)) that clips the norm of scale * gradients to `max_norm`."""
+    """The factor that clips the l2 norm of scale * gradients to `max_norm`; float64, shape (1,)."""
     attributes = dict(gradients=len(gradients), scale=repr(scale), max_norm=repr(max_norm))
     return call("clip", gradients, **attributes)
 

@@ -44,7 +44,7 @@ class Metered:
         return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
 
     def under_way(self) -> Tuple[int, bool]:
-        """The number of messages, and whether the last answer is missing; it does not wait."""
+        """The number of messages, and whether the last answer is missing. It does not wait."""
         calls = int(self._now[0])
         _, begin, end = self._now[len(METER) + 3 * (calls % KEPT_SPANS) :][:3]
         return calls, calls > 0 and bool(begin == end)
@@ -87,10 +87,11 @@ class Channel(Metered):
         hierarchical = all(tensors[name].params.hierarchical for name in numbers)
         self.in_rows = first.rows > 0
         self.hierarchical = hierarchical and not self.in_rows
-        self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
+        self._offsets = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
+        self._layout = SideBySide(self.dtype, [piece.size for piece in self.slices])
         self.codec: Optional[AnyCodec] = None
         if self.params is None:
-            self._coder = Values(self.dtype, self.slices, tensors)
+            self._coder = Values(self._layout, self.dtype, self.slices, tensors)
         else:
             refused = [tensors[piece.tensor].refused for piece in self.slices]
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
@@ -101,10 +102,6 @@ class Channel(Metered):
             self._coder = self.codec
         self.gpu: Optional[mx.Context] = None
         self.undoable = False
-        self._attribute = operators.MessageAttribute(dtype=self.dtype)  # for `copy`
-        sizes = [piece.size for piece in self.slices]
-        self._sizes = dict(sizes=operators.listed(sizes))
-        self._side_by_side = tuple((0, begin) for begin in (0, *itertools.accumulate(sizes[:-1])))
         self._absent: Dict[str, NDArray] = {}
         super().__init__(self._coder.meter)
 
@@ -130,10 +127,10 @@ class Channel(Metered):
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
     ) -> NDArray:
-        """The message of a job, or of these values, which are already multiplied."""
+        """The message of a job's gradients, or of `values`, which are already multiplied."""
         scale, factor = job.scale, job.factor
         if values is not None:
-            arrays, offsets, scale, factor = [values], self._side_by_side, 1.0, None
+            arrays, offsets, scale, factor = [values], self._layout.offsets, 1.0, None
         elif self.gpu is not None:
             arrays, offsets = _together(self._on_gpu(job.gradients, "sum_on"))
         else:
@@ -142,11 +139,11 @@ class Channel(Metered):
         return self._coder.compress(arrays, offsets, scale, ratio, framing, out, factor, step)
 
     def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
-        """Write this worker's own values side by side; if `metered`, as the meter's `encode`."""
+        """Write this worker's own values side by side. If `metered`, the meter counts this call."""
         arrays, offsets = self._arrays(job.gradients, "own")
         meter = dict(meter=self._meter, step=job.step) if metered else {}
         values = dict(scale=job.scale, out=to, factor=job.factor)
-        return fused(self._attribute, arrays, offsets, self._sizes, **values, **meter)
+        return self._layout.fuse(arrays, offsets, **values, **meter)
 
     def deliver(
         self,
@@ -172,7 +169,7 @@ class Channel(Metered):
             getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
             for name, end in self._ends.items()
         ]
-        return arrays, self._places
+        return arrays, self._offsets
 
     def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
         """For each slice: an array on the GPU that holds it, and its offset in that array."""
@@ -208,45 +205,51 @@ def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Off
     return list(arrays.values()), tuple((numbers[id(array)], begin) for array, begin in slices)
 
 
-def fused(
-    attribute: operators.MessageAttribute,
-    gradients: Sequence[NDArray],
-    offsets: Offsets,
-    sizes: Mapping[str, str],
-    scale: float,
-    out: Optional[NDArray],
-    factor: Optional[NDArray],
-    meter: Optional[NDArray] = None,
-    step: Optional[int] = None,
-) -> NDArray:
-    """Slices side by side, times scale and factor, rounded once; `meter` counts the call."""
-    meters = () if meter is None else (meter,)
-    factors = () if factor is None else (factor.as_in_context(gradients[0].context),)
-    layout = dict(sizes, metered=len(meters), clipped=len(factors))
-    message = attribute("fuse", layout, len(gradients), offsets, scale=float(scale), step=step)
-    return operators.call("fuse", (*meters, *gradients, *factors), out, **message)
+class SideBySide:
+    """The layout of slices of gradients side by side in one array of this dtype."""
+
+    def __init__(self, dtype: str, sizes: Sequence[int]) -> None:
+        self.sizes = dict(sizes=operators.listed(sizes))
+        self.offsets = tuple((0, begin) for begin in (0, *itertools.accumulate(sizes[:-1])))
+        self.attribute = operators.MessageAttribute(dtype=dtype)
+
+    def fuse(
+        self,
+        gradients: Sequence[NDArray],
+        offsets: Offsets,
+        scale: float,
+        out: Optional[NDArray],
+        factor: Optional[NDArray],
+        meter: Optional[NDArray] = None,
+        step: Optional[int] = None,
+    ) -> NDArray:
+        """The slices times scale and factor, rounded once; `meter` counts the call."""
+        meters = () if meter is None else (meter,)
+        factors = () if factor is None else (factor.as_in_context(gradients[0].context),)
+        layout = dict(self.sizes, metered=len(meters), clipped=len(factors))
+        values = dict(scale=float(scale), step=step)
+        message = self.attribute("fuse", layout, len(gradients), offsets, **values)
+        return operators.call("fuse", (*meters, *gradients, *factors), out, **message)
 
 
 class Values:
     """Copies slices of gradients to one array and back, with the interface of a `MessageCodec`."""
 
-    def __init__(self, dtype: str, slices: Sequence[Slice], tensors: Mapping[str, Tensor]) -> None:
-        self._dtype, sizes = dtype, [piece.size for piece in slices]
+    def __init__(
+        self, layout: SideBySide, dtype: str, slices: Sequence[Slice], tensors: Mapping[str, Tensor]
+    ) -> None:
+        self._layout, self._dtype = layout, dtype
         slice_tensors = [tensors[piece.tensor] for piece in slices]
         self._floating = all(tensor.floating for tensor in slice_tensors)
-        self._sizes = dict(sizes=operators.listed(sizes))
         checked = operators.listed(int(tensor.checked) for tensor in slice_tensors)
-        self._metered = dict(self._sizes, checked=checked, metered=1)
-        self._unchecked = dict(self._sizes, checked=operators.listed([0] * len(sizes)), metered=0)
+        self._metered = dict(layout.sizes, checked=checked, metered=1)
+        self._unchecked = dict(layout.sizes, checked=operators.listed([0] * len(slices)), metered=0)
         self._refused = operators.refusing([tensor.refused for tensor in slice_tensors])
-        self._size = sum(sizes)
-        self._whole = dict(sizes=operators.listed([self._size]))
-        begins = (0, *itertools.accumulate(sizes[:-1]))
-        self._side_by_side = tuple((0, begin) for begin in begins)
+        self._size = sum(piece.size for piece in slices)
+        self._whole = SideBySide(dtype, [self._size])
         self.meter = operators.new_meter()
         self._gpu: Optional[mx.Context] = None
         self._pinned: Optional[NDArray] = None
-        self._attribute = operators.MessageAttribute(dtype=dtype)
 
     @cached_property
     def runs_on_gpu(self) -> bool:
@@ -269,14 +272,9 @@ class Values:
     ) -> NDArray:
         metered = dict(meter=self.meter, step=step)
         if self._gpu is None:
-            return fused(
-                self._attribute, gradients, offsets, self._sizes, scale, out, factor, **metered
-            )
-        on_gpu = fused(self._attribute, gradients, offsets, self._sizes, scale, None, factor)
-        on_gpu.copyto(self._host())
-        return fused(
-            self._attribute, [self._host()], ((0, 0),), self._whole, 1.0, out, None, **metered
-        )
+            return self._layout.fuse(gradients, offsets, scale, out, factor, **metered)
+        self._layout.fuse(gradients, offsets, scale, None, factor).copyto(self._host())
+        return self._whole.fuse([self._host()], self._whole.offsets, 1.0, out, None, **metered)
 
     def decompress(
         self,
@@ -289,15 +287,15 @@ class Values:
         if self._gpu is None:
             self._defuse(messages, gradients, offsets)
             return
-        self._defuse(messages, [self._host()], self._side_by_side)
+        self._defuse(messages, [self._host()], self._layout.offsets)
         on_gpu = self._host().as_in_context(self._gpu)
-        message = self._attribute("defuse", self._unchecked, len(gradients), offsets)
+        message = self._layout.attribute("defuse", self._unchecked, len(gradients), offsets)
         operators.call("defuse", (on_gpu, *gradients), **message)
 
     def _defuse(
         self, values: Sequence[NDArray], gradients: Sequence[NDArray], offsets: Offsets
     ) -> None:
-        message = self._attribute("defuse", self._metered, len(gradients), offsets)
+        message = self._layout.attribute("defuse", self._metered, len(gradients), offsets)
         operators.call("defuse", (*values, *gradients), self.meter, **message, **self._refused)
 
     def _host(self) -> NDArray:

@@ -78,7 +78,6 @@ class Channels:
 
 
 def check_fits(arrays: Sequence[NDArray], tensor: Tensor) -> None:
-    """Raise ValueError unless these arrays have the size and dtype of the tensor."""
     for array in arrays:
         size, dtype = math.prod(array.shape), np.dtype(array.dtype).name
         if (size, dtype) != (tensor.size, tensor.dtype):

@@ -34,7 +34,7 @@ from ...state import Place
 from .channel import AnyCodec, Channel
 from .channels import AnyChannel, Channels, GpuShares, in_messages
 from .codec import MessageCodec, Part
-from .gradient import Gradient, Job, legacy
+from .gradient import Gradient, Job, copy_first, legacy
 from .sparse import SparseChannel
 
 States = List[Dict[str, np.ndarray]]
@@ -109,7 +109,6 @@ class Exchange:
         raise NotImplementedError
 
     def _can_run_on_gpu(self, channel: Channel) -> bool:
-        """Whether the GPU that holds a channel's gradients can compress them."""
         return channel.runs_on_gpu
 
     def _keep_earlier(self, channels: Sequence[Channel]) -> None:
@@ -148,7 +147,6 @@ class Exchange:
         agreement.reach(self.rank, called, lambda message: self._compared(message, call))
 
     def agrees(self, call: str, facts: Facts) -> bool:
-        """Whether all workers state the same facts; see `agree`."""
         try:
             self.agree(call, facts)
         except RuntimeError:
@@ -179,9 +177,8 @@ class Exchange:
             return
         names, arrays = zip(*((name, legacy(array_copies)) for name, array_copies in copies))
         self.broadcast([first for first, *_ in arrays], root_rank, names)
-        for first, *others in arrays:
-            for other in others:
-                first.copyto(other)
+        for copies_of_one in arrays:
+            copy_first(copies_of_one)
 
     def bytes_of_root(self, own: bytes) -> bytes:
         """Rank 0's bytes. All workers pass the same number of bytes."""
@@ -343,7 +340,6 @@ class Exchange:
         return channel in self._aggregators
 
     def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
-        """The states of these channels' aggregators, for this worker's checkpoint."""
         return (self._aggregators[channel].state() for channel in channels)
 
     def share_aggregators(
@@ -368,7 +364,7 @@ class Exchange:
         return np.array(self._start(chunk, number), np.uint64)
 
     def _start(self, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
-        """The first state of a chunk's random stream on worker `node`, or None: the aggregator."""
+        """The first state of a chunk's random stream on worker `node`; None: on the aggregator."""
         if chunk.params is None:
             return None
         (piece,) = chunk.slices

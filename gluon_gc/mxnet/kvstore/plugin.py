@@ -163,7 +163,7 @@ class GluonGCParameterServer(CompressingKVStore):
     """The KVStore over MXNet's parameter server. See `ParameterServer`."""
 
     def __init__(self) -> None:
-        super().__init__(ParameterServer.connected or ParameterServer())
+        super().__init__(ParameterServer.connection())
 
 
 @KVStoreBase.register
@@ -171,7 +171,7 @@ class GluonGCHorovod(CompressingKVStore):
     """The KVStore over Horovod. See `Horovod`."""
 
     def __init__(self) -> None:
-        super().__init__(Horovod.connected or Horovod())
+        super().__init__(Horovod.connection())
 
 
 @KVStoreBase.register
@@ -179,10 +179,7 @@ class GluonGCMachine(CompressingKVStore):
     """The KVStore of one machine's workers. See `OneMachine`."""
 
     def __init__(self) -> None:
-        super().__init__(OneMachine.connected or OneMachine())
-
-
-STORES = (GluonGCHorovod, GluonGCLocal, GluonGCMachine, GluonGCParameterServer)
+        super().__init__(OneMachine.connection())
 
 
 def accept_names() -> None:
@@ -191,7 +188,7 @@ def accept_names() -> None:
     If parameters have one context, it ignores each name without "dist", even a registered one.
     """
     create = trainer._create_kvstore
-    names = [store.__name__.lower() for store in STORES]
+    names = [store.__name__.lower() for store in CompressingKVStore.__subclasses__()]
 
     def create_ours(kvstore: Any, *others: Any) -> Any:
         if isinstance(kvstore, str) and kvstore.lower() in names:

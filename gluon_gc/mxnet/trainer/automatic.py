@@ -83,7 +83,7 @@ def _choose(
 
 
 def _ready(gradients: Iterable[NDArray]) -> List[float]:
-    """For each gradient, the seconds until it is ready, halved: the first backward is slow."""
+    """For each gradient, half the seconds until it is ready, because the first backward is slow."""
     times = []
     for gradient in gradients:
         gradient.wait_to_read()

@@ -77,7 +77,7 @@ class GradientAveraging(Averaging):
         self._stateful: Set[int] = set()  # indices to declare even if they are frozen
         self._nonfinite = 0  # the number of averages so far that were not finite
         self._undoable = False  # whether later exchanges can be taken back
-        self._keep_earlier = False  # whether all channels keep the state before an exchange
+        self._keeps_earlier = False  # whether all channels keep the state before an exchange
         if self._on_nonfinite == "skip":
             self._make_undoable()
         self._averages: Optional[_Averages] = None  # that are neither applied nor taken back
@@ -92,7 +92,7 @@ class GradientAveraging(Averaging):
         self._stateful = {i for i, _ in self.tensors} if goes_on else set()
         self.tensors.clear()
         self._averages = None
-        self._keep_earlier = False
+        self._keeps_earlier = False
         self._nonfinite = 0
         self._momentum_after.clear()
         if not goes_on:  # new workers start without them, and all workers must be equal
@@ -132,7 +132,7 @@ class GradientAveraging(Averaging):
 
     def _moved(self, names: Sequence[str]) -> None:
         super()._moved(names)
-        self._keep_earlier = False
+        self._keeps_earlier = False
         if self._on_nonfinite == "skip":
             self._nonfinite = self.exchange.channels.nonfinite(self.names())
 
@@ -189,9 +189,9 @@ class GradientAveraging(Averaging):
             job = self._job(gradients, arguments.scale / (batch_size or 1), ratios)
         self.steps += 1
         if self._undoable:
-            if not self._keep_earlier:
+            if not self._keeps_earlier:
                 self.exchange.keep_earlier(self.names())
-                self._keep_earlier = True
+                self._keeps_earlier = True
             if self._momentum is not None:
                 self._momentum.begin()
         stale = "" if ignore_stale_grad else freshness.first_stale(self._params)
@@ -222,7 +222,6 @@ class GradientAveraging(Averaging):
         return averages is not None and not (averages.excluded or averages.tried)
 
     def update(self, batch_size: float, ignore_stale_grad: bool, update: Update) -> None:
-        """Apply the averages with `update`, unless the step is left out."""
         averages = self._averages
         if ignore_stale_grad and averages.stale:
             raise ValueError(
@@ -438,7 +437,6 @@ class GradientAveraging(Averaging):
 
 
 def _minimum() -> int:
-    """Smaller tensors, in bytes, are not compressed."""
     return env.get("BYTEPS_MIN_COMPRESS_BYTES")
 
 

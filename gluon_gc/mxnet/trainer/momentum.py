@@ -44,7 +44,6 @@ def require_outside(optimizer: Optimizer) -> None:
 
 
 def require_unchanged(optimizer: Optimizer, mu: float) -> None:
-    """Raise ValueError unless an optimizer still has the momentum that the compressors apply."""
     if optimizer.momentum != mu:
         raise ValueError(
             f"the optimizer's momentum is {optimizer.momentum} now, but compressors apply {mu}: "

@@ -15,7 +15,7 @@ from ...algorithms.requirements import require_fitting_compression
 from ...compression import CompressionParams, byteps
 from ...compression.momentum import has_nesterov
 from ...plan import Tensor, params_for_dimensions
-from ..exchange.gradient import legacy, params_for
+from ..exchange.gradient import copy_first, legacy, params_for
 from .momentum import Momentum, require_outside
 
 Parameters = Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
@@ -78,11 +78,8 @@ def first_copy(param: Parameter) -> NDArray:
 
 
 def broadcast_to_contexts(params: Iterable[Parameter]) -> None:
-    """Copy each parameter's array on the first context to its other contexts."""
     for param in params:
-        first, *others = legacy(param.list_data())
-        for other in others:
-            first.copyto(other)
+        copy_first(param.list_data())
 
 
 def is_statistic(param: Parameter) -> bool:

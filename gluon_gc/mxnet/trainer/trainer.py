@@ -156,11 +156,7 @@ class DistributedTrainer(Trainer):
         number = next(_trainer_numbers)
         self._name = f"trainer{number}"
         self._compressions = Compressions(
-            compression_params,
-            default,
-            self._params,
-            optimizer_info,
-            checked_algorithm,
+            compression_params, default, self._params, optimizer_info, checked_algorithm
         )
         warn_of_ignored(*self._compressions.written)
         if checked_algorithm is None:
@@ -176,16 +172,14 @@ class DistributedTrainer(Trainer):
             on_nonfinite=on_nonfinite,
             when_prepared=self._log_summary,
         )
-        self._averaging: Union[GradientAveraging, AlgorithmAveraging] = (
-            AlgorithmAveraging(
-                checked_algorithm,
-                gives(algorithm, checked_algorithm.chosen_option),
-                self._updaters,
-                **shared_args,
+        self._averaging: Union[GradientAveraging, AlgorithmAveraging]
+        if checked_algorithm is None:
+            self._averaging = GradientAveraging(self._momentum, max_grad_norm, **shared_args)
+        else:
+            option_given = gives(algorithm, checked_algorithm.chosen_option)
+            self._averaging = AlgorithmAveraging(
+                checked_algorithm, option_given, self._updaters, **shared_args
             )
-            if checked_algorithm is not None
-            else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
-        )
         writes_trace = env.get("BYTEPS_TRACE_ON") and number == 0
         if writes_trace:
             trace.writable(str(exchange.local_rank))
@@ -504,7 +498,6 @@ class DistributedTrainer(Trainer):
         self._params_to_init = []
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
-        """Update the parameters from their gradients times `rescale`."""
         self._optimizer.rescale_grad = rescale
         self._init_kvstore()
         if self._momentum is None:
@@ -564,7 +557,6 @@ class DistributedTrainer(Trainer):
 
 
 def _require_positive(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless a value is a positive, finite number."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if not 0 < value < float("inf"):

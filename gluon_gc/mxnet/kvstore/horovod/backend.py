@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from typing import ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -37,8 +37,7 @@ from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
-from . import message_groups
-from .message_groups import Gathered, Group, KnownGroups, TwoWay
+from .message_groups import Gathered, Group, KnownGroups, TwoWay, by_dtype, in_groups
 from .process_set import ProcessSet, load, nodes_of
 
 
@@ -47,8 +46,6 @@ class Horovod(HierarchicalExchange):
 
     type = "horovod"
     spreads_aggregators = True
-    connected: ClassVar[Optional["Horovod"]] = None
-    """The backend that this process is connected with. A process has at most one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,9 +55,8 @@ class Horovod(HierarchicalExchange):
         env.prepare_horovod()
         # If process sets are dynamic, Horovod asks all workers for new ones in each cycle.
         self._hvd.init(process_sets="dynamic" if env.several_on_some_nodes() else None)
-        ending().set_backend(
-            self
-        )  # after Horovod's exit handler is registered, so that ours runs first
+        # After Horovod's exit handler is registered, so that ours runs first.
+        ending().set_backend(self)
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
         self._everybody = ProcessSet(self._hvd, range(self.num_workers))
         nodes = nodes_of(self._hvd)
@@ -94,12 +90,9 @@ class Horovod(HierarchicalExchange):
             self._stall_watch.end()
             ending().set_backend(None)
 
-    def abandon(self, why: str) -> None:
-        """Disconnect at once. horovodrun ends the other workers after this process has ended."""
-        if self.connected is self:
-            Horovod.connected = None
-            self._stall_watch.end()
-            ending().abandoned()
+    def _abandon(self, why: str) -> None:
+        # horovodrun ends the other workers after this process has ended.
+        self._stall_watch.end()
 
     def topology(self) -> Optional[Topology]:
         _, nodes = self._machine
@@ -117,9 +110,7 @@ class Horovod(HierarchicalExchange):
     def _open(self, channels: Sequence[Channel]) -> None:
         self._open_shared(channels)
         for process_set, inside in self._by_process_set(channels):
-            for group in message_groups.groups(
-                [channel for channel in inside if channel.aggregated]
-            ):
+            for group in in_groups([channel for channel in inside if channel.aggregated]):
                 loads = [channel.message_bytes for channel in group]
                 self._owner_of.update(zip(group, plan.spread(loads, process_set.size)))
         for channel in channels:
@@ -204,21 +195,15 @@ class Horovod(HierarchicalExchange):
 
         def make(number: int) -> List[Group]:
             groups: List[Group] = []
-            for part in message_groups.groups(
-                [channel for channel in channels if channel.aggregated]
-            ):
-                groups.append(self._two_way(process_set, part, f"{number}.{len(groups)}"))
-            for part in message_groups.groups(
-                [channel for channel in channels if channel.gathered]
-            ):
+            owned = self._owner_of, self._aggregators, self._threads
+            for part in in_groups([channel for channel in channels if channel.aggregated]):
+                groups.append(TwoWay(process_set, part, f"{number}.{len(groups)}", *owned))
+            for part in in_groups([channel for channel in channels if channel.gathered]):
                 groups.append(Gathered(process_set, part, f"{number}.{len(groups)}"))
             return groups
 
         known = self._groups.setdefault(process_set, KnownGroups())
         return known.of(tuple(channels), make)
-
-    def _two_way(self, process_set: ProcessSet, channels: Sequence[Channel], name: str) -> TwoWay:
-        return TwoWay(process_set, channels, self._owner_of, self._aggregators, self._threads, name)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
@@ -247,7 +232,7 @@ class Horovod(HierarchicalExchange):
     ) -> Dict[Channel, NDArray]:
         """Queue the allreduces of uncompressed values. Returns the arrays with the sums."""
         sums = {channel: sent[channel] for channel in channels if channel in self._summed}
-        for group in message_groups.by_dtype(list(sums)):
+        for group in by_dtype(list(sums)):
             arrays = [sums[channel] for channel in group]
             process_set.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
         return sums

@@ -29,7 +29,7 @@ Parts = Tuple[Tuple[int, Optional[int]], ...]
 """The parts of a message, as in `MessageRows`."""
 
 
-def groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
+def in_groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
     """Split messages into groups of neighbours, each for one collective.
 
     A group has at most _VALUES bytes of values, or more if it would send less than _LEAST bytes.
@@ -49,9 +49,9 @@ def groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
 
 
 def by_dtype(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
-    """As `groups`, but all messages of a group have one dtype."""
+    """As `in_groups`, but all messages of a group have one dtype."""
     for dtype in sorted({channel.dtype for channel in channels}):
-        yield from groups([channel for channel in channels if channel.dtype == dtype])
+        yield from in_groups([channel for channel in channels if channel.dtype == dtype])
 
 
 def nothing(members: int) -> Packed:
@@ -150,10 +150,10 @@ class TwoWay:
         self,
         process_set: ProcessSet,
         channels: Sequence[Channel],
+        name: str,
         owners: Mapping[Channel, int],
         aggregators: Mapping[Channel, MessageCodec],
         threads: int,
-        name: str,
     ) -> None:
         self._threads, self._size = threads, process_set.size
         owned = [[c for c in channels if owners[c] == owner] for owner in range(self._size)]

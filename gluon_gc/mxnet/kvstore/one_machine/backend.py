@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from typing import ClassVar, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Iterator, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -36,8 +36,6 @@ class OneMachine(HierarchicalExchange):
     """
 
     type = "machine"
-    connected: ClassVar[Optional["OneMachine"]] = None
-    """The backend that this process is connected with. A process has at most one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,11 +63,8 @@ class OneMachine(HierarchicalExchange):
         self._close_shared()
         ending().set_backend(None)
 
-    def abandon(self, why: str) -> None:
-        if self.connected is self:
-            self._neighbours.abandon(why)
-            OneMachine.connected = None
-            ending().abandoned()
+    def _abandon(self, why: str) -> None:
+        self._neighbours.abandon(why)
 
     @contextmanager
     def _waiting(self, call: str = "") -> Iterator[None]:

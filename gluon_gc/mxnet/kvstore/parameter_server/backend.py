@@ -15,7 +15,6 @@ import threading
 from typing import (
     Any,
     Callable,
-    ClassVar,
     Collection,
     Dict,
     Hashable,
@@ -58,8 +57,6 @@ class ParameterServer(HierarchicalExchange):
     """Exchanges compressed gradients through the parameter server of the DMLC variables."""
 
     type = "dist_sync"
-    connected: ClassVar[Optional["ParameterServer"]] = None
-    """The backend that this process is connected with. A process has at most one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,11 +124,8 @@ class ParameterServer(HierarchicalExchange):
         self._lifeline.stay()
         self._lifeline.close()
 
-    def abandon(self, why: str) -> None:
-        if self.connected is self:
-            self._lifeline.abandon(why)
-            ParameterServer.connected = None
-            ending().abandoned()
+    def _abandon(self, why: str) -> None:
+        self._lifeline.abandon(why)
 
     def topology(self) -> Topology:
         return Topology(self._machine[1], self._servers.count)

@@ -70,7 +70,6 @@ class Servers:
                 self.kv.init(keys, first)
 
     def configure(self, keys: List[Dict[str, Any]]) -> None:
-        """Send the configuration of keys to the servers. Only rank 0 sends it."""
         if self.kv.rank == 0:
             self.command("configure", keys)
 
