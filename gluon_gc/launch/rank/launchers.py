@@ -84,7 +84,7 @@ def find() -> Optional[WorkerRank]:
     if found is not None and found.local_rank is not None:
         return found
     srun = _of_srun()
-    others = [found for found in (row.complete(srun) for row in _OTHERS) if found] + srun
+    others = [each for each in (row.complete(srun) for row in _OTHERS) if each] + srun
     found = _TORCHRUN.complete(others) or next(iter(others), None)
     if found is None or found.local_rank is not None:
         return found

@@ -15,7 +15,7 @@ import asyncio
 import hmac
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
 
 from ... import env
 from .protocol import LINE_BYTES, Session, nonce, parsed, plain
@@ -27,39 +27,33 @@ _PROOF_SECONDS = 10  # for the proof of a node that has connected
 _STRANGERS = 64  # the most connections without a proof
 _PAUSE = 0.2  # seconds between attempts to connect
 _LIVES = "lives"  # the purpose of the connection that shows the end of a node
-_Result = TypeVar("_Result")
 
 
 def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[socket.socket, int]:
-    """Reconnect a node.
-
-    Also returns the number of the node's lines that the scheduler has received.
+    """Reconnect a node. Also returns how many of the node's lines the scheduler has received.
 
     Raises OSError if the scheduler has ended, or cannot be reached within PS_HEARTBEAT_TIMEOUT.
     """
-
-    def introduce(link: socket.socket) -> int:
-        _prove(link, name, session.received, session)
-        return int(_line(link)["received"])
-
-    return _introduced(address, introduce)
+    return _introduced(address, name, session.received, session)
 
 
 def show_life(address: Tuple[str, int], name: str, session: Session) -> socket.socket:
     """Open the connection that ends with this process. Raises OSError as `come_back` does."""
-    return _introduced(address, lambda link: _prove(link, name, _LIVES, session))[0]
+    return _introduced(address, name, _LIVES, session)[0]
 
 
 def _introduced(
-    address: Tuple[str, int], introduce: Callable[[socket.socket], _Result]
-) -> Tuple[socket.socket, _Result]:
+    address: Tuple[str, int], name: str, purpose: Any, session: Session
+) -> Tuple[socket.socket, int]:
     deadline = time.monotonic() + env.get("PS_HEARTBEAT_TIMEOUT")
     while True:
         left = deadline - time.monotonic()
         link = None
         try:
             link = socket.create_connection(address, max(_PAUSE, left))
-            return link, introduce(link)
+            proof = session.proof(_line(link)["nonce"], name, purpose)
+            link.sendall(plain({"name": name, "what": purpose, "proof": proof}))
+            return link, 0 if purpose == _LIVES else int(_line(link)["received"])
         except ConnectionRefusedError:
             raise  # the scheduler has ended
         except (OSError, ValueError, KeyError):
@@ -68,11 +62,6 @@ def _introduced(
             if left <= 0:
                 raise socket.timeout from None
             time.sleep(_PAUSE)
-
-
-def _prove(link: socket.socket, name: str, purpose: Any, session: Session) -> None:
-    proof = session.proof(_line(link)["nonce"], name, purpose)
-    link.sendall(plain({"name": name, "what": purpose, "proof": proof}))
 
 
 def _line(link: socket.socket) -> Dict[str, Any]:
