@@ -171,8 +171,8 @@ class Undo(StepObserver):
         finally:
             self._excludes = before
 
-    def close(self) -> None:
-        self.leave()
+    def leave(self) -> None:
+        super().leave()
         for handle in self._handles:
             handle.remove()
 
