@@ -52,6 +52,20 @@ def test_closing_gives_momentum_back():
 
 
 @on_workers(2)
+def test_states_share_the_hooks_around_the_steps_of_all_optimizers():
+    def count():
+        hooks = torch.optim.optimizer
+        return len(hooks._global_optimizer_pre_hooks), len(hooks._global_optimizer_post_hooks)
+
+    states = [bps.CompressionState(Net().named_parameters(), TOPK)]
+    before = count()
+    states += [bps.CompressionState(Net().named_parameters(), TOPK) for _ in range(3)]
+    assert count() == before
+    for state in states:
+        state.close()
+
+
+@on_workers(2)
 def test_whole_numbers_of_numpy():
     import numpy as np
 
