@@ -53,9 +53,10 @@ def test_closing_gives_momentum_back():
 
 @on_workers(2)
 def test_states_share_the_hooks_around_the_steps_of_all_optimizers():
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
     def count():
-        hooks = torch.optim.optimizer
-        return len(hooks._global_optimizer_pre_hooks), len(hooks._global_optimizer_post_hooks)
+        return len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
 
     states = [bps.CompressionState(Net().named_parameters(), TOPK)]
     before = count()
