@@ -370,8 +370,9 @@ class _CrossingAverager(Averager):
                 self.state.name_of(parameter) for parameter in bucket
             )
         changed = {} if self.state.momentum is None else {"momentum": 0.0}
+        members = set(bucket)
         groups = [
-            {**group, **changed, "params": [p for p in group["params"] if p in set(bucket)]}
+            {**group, **changed, "params": [p for p in group["params"] if p in members]}
             for group in update.groups
         ]
         stepper = self._kind.__new__(self._kind)
