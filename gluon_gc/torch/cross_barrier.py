@@ -325,7 +325,10 @@ class _CrossingAverager(Averager):
         require_averaged(self._optimizer, self._passes)
         self._require_unchanged()
         self._hand_over(all_of_them=True)
-        groups = [_frozen(group) for group in param_groups(self._optimizer)]
+        groups = [  # a learning rate may be a tensor
+            {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items()}
+            for group in param_groups(self._optimizer)
+        ]
         for under_way in self._under_way:
             self._updates.update(dict.fromkeys(under_way.bucket, _Update(under_way, groups)))
         self.take_gradients()
@@ -366,16 +369,18 @@ class _CrossingAverager(Averager):
             self.state.gradients.apply_momentum(
                 self.state.name_of(parameter) for parameter in bucket
             )
-        groups = _restricted(update.groups, bucket)
-        if self.state.momentum is not None:
-            for group in groups:
-                group["momentum"] = 0.0
+        changed = {} if self.state.momentum is None else {"momentum": 0.0}
+        members = set(bucket)
+        groups = [
+            {**group, **changed, "params": [p for p in group["params"] if p in members]}
+            for group in update.groups
+        ]
         stepper = self._kind.__new__(self._kind)
         stepper.__setstate__(
             {
                 "defaults": self._optimizer.defaults,
                 "state": self._optimizer.state,
-                "param_groups": groups,
+                "param_groups": [group for group in groups if group["params"]],
             }
         )
         stepper.step()
@@ -388,17 +393,6 @@ class _CrossingAverager(Averager):
             yield
         finally:
             contents["param_groups"] = current
-
-
-def _frozen(group: Dict[str, Any]) -> Dict[str, Any]:
-    """Copy a parameter group, with its current learning rate, which may be a tensor."""
-    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items()}
-
-
-def _restricted(groups: List[Dict[str, Any]], bucket: Bucket) -> List[Dict[str, Any]]:
-    """Return copies of parameter groups with only the parameters of a bucket."""
-    restricted = [{**g, "params": [p for p in g["params"] if p in set(bucket)]} for g in groups]
-    return [group for group in restricted if group["params"]]
 
 
 @contextmanager

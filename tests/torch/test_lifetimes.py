@@ -52,6 +52,21 @@ def test_closing_gives_momentum_back():
 
 
 @on_workers(2)
+def test_states_share_the_hooks_around_the_steps_of_all_optimizers():
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+    def count():
+        return len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
+
+    states = [bps.CompressionState(Net().named_parameters(), TOPK)]
+    before = count()
+    states += [bps.CompressionState(Net().named_parameters(), TOPK) for _ in range(3)]
+    assert count() == before
+    for state in states:
+        state.close()
+
+
+@on_workers(2)
 def test_whole_numbers_of_numpy():
     import numpy as np
 

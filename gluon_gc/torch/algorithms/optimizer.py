@@ -84,8 +84,15 @@ def with_algorithm(
     if algorithm.averages_gradients:
         _require_optional_closure(algorithm.name, optimizer)
     kind, update = kind_of(optimizer), optimizer.step
-    arguments = named_parameters, algorithm, option_given, compression_params, optimizer
-    state = AlgorithmState(*arguments, on_nonfinite=on_nonfinite, **options)
+    state = AlgorithmState(
+        named_parameters,
+        algorithm,
+        option_given,
+        compression_params,
+        optimizer,
+        on_nonfinite=on_nonfinite,
+        **options,
+    )
     vars(optimizer).pop("step", None)  # a learning-rate scheduler's wrapper; `update` calls it
     step = torch.compiler.disable(Stepping.step)  # in case that a script compiles it
     optimizer.__class__ = type(kind.__name__, (Stepping, kind), {"step": step})

@@ -79,12 +79,12 @@ def go_on(former: Rendezvous) -> None:
     """Wait for the other workers of a former rendezvous. It is the result of the next `join`."""
     global _joined
     store = dist.PrefixStore(f"gluon_gc resume {next(_resumptions)}", former.store)
-    patience, claim = env.get("GLUON_GC_CONNECT_TIMEOUT"), json.dumps(former[1:])
+    seconds, claim = env.get("GLUON_GC_CONNECT_TIMEOUT"), json.dumps(former[1:])
     keys = [str(number) for number in range(1, former.size + 1)]
     try:
         store.set(str(store.add("claims", 1)), claim)
         with suppress(dist.DistStoreError):  # the missing workers are named below
-            store.wait(keys, timedelta(seconds=patience))
+            store.wait(keys, timedelta(seconds=seconds))
         claims = [json.loads(store.get(key)) for key in keys if store.check([key])]
         if len(claims) < former.size:
             store.set("given up", "")
@@ -99,7 +99,7 @@ def go_on(former: Rendezvous) -> None:
     late = ", ".join(f"worker {rank}" for rank in sorted(missing)) or f"worker {former.rank}"
     if given_up:
         raise ConnectionError(
-            f"{late} did not call resume within {patience} s (GLUON_GC_CONNECT_TIMEOUT)"
+            f"{late} did not call resume within {seconds} s (GLUON_GC_CONNECT_TIMEOUT)"
         )
     _joined = former
 
@@ -160,35 +160,35 @@ def _join(timeout: timedelta) -> Rendezvous:
 
 
 def _reach(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
-    patience = env.get("GLUON_GC_CONNECT_TIMEOUT")
-    timeout = timedelta(seconds=patience)
+    seconds = env.get("GLUON_GC_CONNECT_TIMEOUT")
+    timeout = timedelta(seconds=seconds)
     try:
         return dist.TCPStore(host, port, size, rank == 0, timeout, wait_for_workers=False)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ConnectionError(
-            f"worker {rank} cannot reach worker 0's store at {host}:{port} within {patience} s: "
+            f"worker {rank} cannot reach worker 0's store at {host}:{port} within {seconds} s: "
             f"{reason}"
         ) from None
 
 
 def _wait_for_all(store: dist.Store, worker: WorkerRank) -> None:
-    patience = env.get("GLUON_GC_CONNECT_TIMEOUT")
+    seconds = env.get("GLUON_GC_CONNECT_TIMEOUT")
     grace = _GRACE if worker.rank == 0 else 0
     names = [f"worker {rank}" for rank in range(worker.size)]
     try:
         store.set(names[worker.rank], "")
-        store.wait(names, timedelta(seconds=patience + grace))
+        store.wait(names, timedelta(seconds=seconds + grace))
     except RuntimeError:
-        raise ConnectionError(_why_not_all(store, names, patience)) from None
+        raise ConnectionError(_why_not_all(store, names, seconds)) from None
 
 
-def _why_not_all(store: dist.Store, names: List[str], patience: int) -> str:
+def _why_not_all(store: dist.Store, names: List[str], seconds: int) -> str:
     try:
         missing = ", ".join(name for name in names if not store.check([name]))
     except RuntimeError:
         return "worker 0 has ended before all workers had come"
-    return f"{missing} did not come within {patience} s (GLUON_GC_CONNECT_TIMEOUT)"
+    return f"{missing} did not come within {seconds} s (GLUON_GC_CONNECT_TIMEOUT)"
 
 
 def _own_address(cluster: Cluster) -> str:

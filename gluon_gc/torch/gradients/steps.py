@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import (
     TYPE_CHECKING,
     Any,
-    Callable,
     Collection,
     Dict,
     Iterable,
@@ -150,27 +150,34 @@ class GradientSteps:
         self._nonfinite: List[str] = []  # names of parameters, in the last step
         self._stamp = header.SAME
         self._continued: Set[str] = set()  # names whose last average is in the gradients
+        self._at_close = ExitStack()
+        if momentum is not None:
+            self._at_close.callback(momentum.give_back)
         skips = self._on_nonfinite == "skip"
         self._optimizer_check: Optional[OptimizerCheck] = None
         if momentum is not None or skips:
             self._optimizer_check = OptimizerCheck(self._names, compression, optimizer, skips)
+            self._at_close.callback(self._optimizer_check.leave)
         self.undo = Undo(parameters, self._take_back)
+        self._at_close.callback(self.undo.leave)
         self.weight_check = WeightCheck(parameters)
+        self._at_close.callback(self.weight_check.leave)
         self._averager: Optional[Averager] = None
-        self._handles: List[Any] = []  # of the averager's hooks
-        self._leave_optimizer: Callable[[], None] = lambda: None
         if optimizer is not None:
-            self._leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
+            leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
+            self._at_close.callback(leave_optimizer)
         self.closed = ""  # if it is closed or suspended: the error message of the next step
-        unknown = grad_scaler is None and any(p.keeps_state for p in compression.params.values())
-        called = "CompressionState or DistributedOptimizer"
-        self._scale_watch = ScaleWatch(parameters.values(), called) if unknown else None
+        if grad_scaler is None and any(p.keeps_state for p in compression.params.values()):
+            called = "CompressionState or DistributedOptimizer"
+            self._at_close.callback(ScaleWatch(parameters.values(), called).close)
         closing.opened(self)  # only the hooks may still refer to this object at shutdown
 
     def follow(self, averager: Averager) -> None:
         """Tell an averager of gradients and steps. It starts the exchanges."""
         self._averager, ready = averager, weakly(averager.ready)
-        self._handles = [p.register_post_accumulate_grad_hook(ready) for p in self._names]
+        for parameter in self._names:
+            handle = parameter.register_post_accumulate_grad_hook(ready)
+            self._at_close.callback(handle.remove)
 
     def finish(self) -> None:
         if self._averager is not None:
@@ -370,15 +377,5 @@ class GradientSteps:
         """Remove the hooks, give the momentum back to the optimizer, and close the exchange."""
         if not self.closed:
             self.closed = "this CompressionState is closed"
-            for handle in self._handles:
-                handle.remove()
-            self._leave_optimizer()
-            if self._scale_watch is not None:
-                self._scale_watch.close()
-            if self._momentum is not None:
-                self._momentum.give_back()
-            if self._optimizer_check is not None:
-                self._optimizer_check.leave()
-            self.undo.close()
-            self.weight_check.leave()
+            self._at_close.close()
             self.compression.exchange.close()

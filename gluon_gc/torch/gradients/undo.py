@@ -171,8 +171,8 @@ class Undo(StepObserver):
         finally:
             self._excludes = before
 
-    def close(self) -> None:
-        self.leave()
+    def leave(self) -> None:
+        super().leave()
         for handle in self._handles:
             handle.remove()
 
@@ -320,19 +320,18 @@ class Undo(StepObserver):
         """Find averages that the step has not applied."""
         self._mark(optimizer)
         for name, average in self._marked.items():
-            if name not in self._averages and self._was_left_out(name, average):
-                self._averages[name] = average
+            parameter, (version, _) = self._parameters[name], average.versions
+            if parameter._version == version and name not in self._averages:
+                if self._was_reset(name, average):
+                    self._averages[name] = average
         for average in self._averages.values():
             average.old = True
         self._marked.clear()
 
-    def _was_left_out(self, name: str, average: _Average) -> bool:
-        """Return whether a step has reset a gradient instead of updating the parameter."""
-        parameter, (before, gradient_before) = self._parameters[name], average.versions
-        if parameter._version != before:
-            return False
-        gradient = parameter.grad
-        if gradient is None or gradient._version == gradient_before or not self._knows_all:
+    def _was_reset(self, name: str, average: _Average) -> bool:
+        """Return whether a step that has not updated a parameter has reset its gradient."""
+        gradient, (_, version) = self._parameters[name].grad, average.versions
+        if gradient is None or gradient._version == version or not self._knows_all:
             return gradient is None
         return not average.zero and not is_nonzero(gradient)
 
