@@ -108,7 +108,7 @@ def check_arrays(
     must be in both the file and the trainer. `remedy` says how to load the file all the same.
     """
     advice = f": {remedy}" if remedy else ""
-    there = _totals({place: (a.shape, a.dtype.name) for place, a in arrays.items()})
+    there = _totals({key: (a.shape, a.dtype.name) for key, a in arrays.items()})
     here = _totals(layout)
     keys = there.keys() | here.keys() if strict else there.keys() & here.keys()
     for key in sorted(keys):
@@ -125,11 +125,11 @@ def check_arrays(
 def _totals(layout: Layout) -> Dict[Tuple[Any, ...], str]:
     """The number of elements of each tensor, node and kind. Of streams, only their presence."""
     sizes: Dict[Tuple[Any, ...], int] = {}
-    for place, (shape, _) in layout.items():
-        sizes[place[:3]] = sizes.get(place[:3], 0) + shape[0]
+    for key, (shape, _) in layout.items():
+        sizes[key[:3]] = sizes.get(key[:3], 0) + shape[0]
     return {
-        place[:3]: "there" if place.what == STREAM else f"{sizes[place[:3]]} of {dtype}"
-        for place, (_, dtype) in layout.items()
+        key[:3]: "there" if key.what == STREAM else f"{sizes[key[:3]]} of {dtype}"
+        for key, (_, dtype) in layout.items()
     }
 
 

@@ -196,5 +196,5 @@ def check_arrays(
     If machines sum first, other workers have arrays of other chunks.
     """
     if exchange.machines is None or header["rank"] == exchange.rank:
-        found = {place: array for place, array in arrays.items() if place.node == "worker"}
+        found = {key: array for key, array in arrays.items() if key.node == "worker"}
         fitting.check_arrays(NOUN, found, layout, names, strict)

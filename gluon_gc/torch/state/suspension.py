@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ...compression import CompressionParams
 from ...options import is_whole
-from ...state import OF_ALL, STREAM, Arrays, Place
+from ...state import OF_ALL, STREAM, Arrays, Key
 from ...state.division import Share, arrays_of_worker
 from .. import groups
 from ..byteps import push_pull as functions
@@ -43,7 +43,7 @@ class _Kept:
         exchange = self._state.exchange
         count = exchange.workers if exchange.machines is None else exchange.machines.count
         own = coder_states.unpacked(self._saved["arrays"])
-        of_all = {place: array for place, array in own.items() if place.node == OF_ALL}
+        of_all = {key: array for key, array in own.items() if key.node == OF_ALL}
         shares = dict.fromkeys(self._state.parameters, Share(1, count))
         arrays = arrays_of_worker([{**self._sums, **of_all}], exchange.rank, shares)
         gradients.apply(exchange, self._state.momentum, arrays)
@@ -63,7 +63,7 @@ def _sums(state: CompressionState) -> Arrays:
             if kind != STREAM:
                 total = torch.from_numpy(own.get(kind, np.zeros(shape, dtype)))
                 dist.all_reduce(total)
-                sums[Place(piece.tensor, "worker", kind, piece.begin)] = total.numpy()
+                sums[Key(piece.tensor, "worker", kind, piece.begin)] = total.numpy()
     return sums
 
 

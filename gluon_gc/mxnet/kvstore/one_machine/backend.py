@@ -22,7 +22,7 @@ from ....launch.neighbours import Neighbours
 from ....launch.progress import Progress
 from ....launch.stall_watch import StallWatch
 from ....plan import Chunk
-from ....state import Place
+from ....state import Key
 from ...exchange.channel import Channel
 from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed
@@ -147,8 +147,8 @@ class OneMachine(HierarchicalExchange):
         return self.rank == 0 and channel.aggregated
 
     def share_aggregators(
-        self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
-    ) -> Mapping[Place, np.ndarray]:
+        self, channels: Sequence[Channel], arrays: Mapping[Key, np.ndarray]
+    ) -> Mapping[Key, np.ndarray]:
         # All workers write the same states. Each one also needs the aggregators' random streams.
         return archive.unpack(b"".join(self._gather(archive.pack(arrays))))
 
