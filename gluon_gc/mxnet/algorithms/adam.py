@@ -62,7 +62,6 @@ class WrappedAdam:
         return Update(rate, v.sqrt() + optimizer.epsilon, 0.0)
 
     def broadcast_to_contexts(self) -> None:
-        """Copy the moments to the other contexts."""
         for index, param in self._params.items():
             moments = self.moments(param.name)
             for updater, weight in zip(self._updaters[1:], param.list_data()[1:]):

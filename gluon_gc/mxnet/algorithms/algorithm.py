@@ -39,7 +39,7 @@ from ...options import require_different
 from ...plan import Tensor
 from ...state import LOCAL, OF_ALL, Arrays, Key
 from ..exchange.exchange import Exchange
-from ..exchange.gradient import Job, legacy, params_for, sum_over_contexts
+from ..exchange.gradient import Job, copy_first, legacy, params_for, sum_over_contexts
 from ..trainer import freshness
 from ..trainer.amp import AgreedLossScaler, nonfinite_gradients
 from ..trainer.automatic import decided, of_root
@@ -51,8 +51,6 @@ _PARAMETER = "parameter"  # `Key.what` of this worker's own parameters in a chec
 
 
 class MXNet:
-    """Functions of MXNet for algorithms."""
-
     @property
     def threads(self) -> int:
         return env.server_threads()
@@ -184,7 +182,6 @@ class AlgorithmAveraging(Averaging):
             self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
 
     def _decide(self, optimizer: Optimizer, about: Facts = ()) -> None:
-        """If it is time, let "auto" choose."""
         if self._automatic is None or not self._automatic.due():
             return
         tensors = [tensor for kind in self._shapes for tensor in self._tensors(kind)]
@@ -203,7 +200,6 @@ class AlgorithmAveraging(Averaging):
         self._describe()
 
     def _require_same_parameters(self, indices: Sequence[int]) -> None:
-        """Raise ValueError unless the same parameters have gradients as in the first step."""
         changed = self._averaged.keys() ^ set(indices)
         if self._begun and changed:
             raise ValueError(
@@ -244,7 +240,8 @@ class AlgorithmAveraging(Averaging):
         self.prepare(optimizer, "step")
         self._decide(optimizer)
         self.steps += 1
-        freshness.renew_on_all_contexts(self._params)
+        for param in filter(freshness.is_fresh, self._params):
+            freshness.renew(param)
         for param in self._averaged.values():
             if param.list_data()[0]._fresh_grad:
                 sum_over_contexts(param.list_grad())
@@ -272,7 +269,8 @@ class AlgorithmAveraging(Averaging):
         self.prepare(optimizer, "step", about)
         self._decide(optimizer, about)
         params = list(self._averaged.values())
-        freshness.renew_everywhere(params)
+        for param in params:
+            freshness.renew(param)
         if self._is_left_out(params, scaler, about):
             freshness.use_up(params)
             return
@@ -306,9 +304,7 @@ class AlgorithmAveraging(Averaging):
     def _update_with_averages(self, update: Update) -> None:
         """Apply the optimizer with the gradients of the first context, which are averages."""
         for param in self._averaged.values():
-            first, *others = legacy(param.list_grad())
-            for other in others:
-                first.copyto(other)
+            copy_first(param.list_grad())
         update(1.0, False)
 
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:

@@ -162,5 +162,4 @@ def _parameters(net: object) -> List[Parameter]:
 
 
 def _mean(copies: Sequence[NDArray]) -> np.ndarray:
-    """The mean over contexts, float64, flat."""
     return np.mean([array.asnumpy().astype(np.float64).ravel() for array in copies], axis=0)

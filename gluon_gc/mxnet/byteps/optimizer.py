@@ -48,7 +48,6 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def unwrapped(self) -> Optimizer:
-        """The wrapped optimizer."""
         return self._optimizer
 
     def __getattr__(self, name: str) -> Any:

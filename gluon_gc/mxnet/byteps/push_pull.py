@@ -147,7 +147,6 @@ def byteps_push_pull(
 
 
 def _require_numbers(tensor: Any, name: str) -> None:
-    """Raise TypeError unless the tensor is an NDArray that can be summed."""
     if not isinstance(tensor, NDArray):
         raise TypeError(
             f"tensor '{name}' must be an NDArray, got {tensor!r} ({type(tensor).__name__}); "
@@ -232,7 +231,6 @@ def broadcast_parameters(
 
 
 def _copies(called: str, value: Any) -> List[NDArray]:
-    """The arrays of a parameter, one for each context."""
     if isinstance(value, Parameter):
         return value.list_data()
     if isinstance(value, NDArray):

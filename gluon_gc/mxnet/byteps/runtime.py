@@ -54,15 +54,13 @@ def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exc
         raise ValueError(
             f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'{hint}"
         )
-    backend = _CONNECTED[kvstore]
-    exchange = backend.connected or backend()
+    exchange = _CONNECTED[kvstore].connection()
     if kvstore == "horovod" and not env.is_set("HOROVOD_RANK"):
         _require_all(exchange)
     return exchange
 
 
 def _of_environment() -> str:
-    """The name of the backend that the environment describes."""
     if env.distributed():
         return "dist_sync"
     if env.under_horovod():
@@ -195,7 +193,6 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
 
 
 def goes_on() -> bool:
-    """Whether the workers are the same as before `suspend`, with the same ranks."""
     return _goes_on
 
 

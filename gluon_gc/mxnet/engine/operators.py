@@ -37,7 +37,7 @@ KEPT_SPANS = 64
 
 _CACHED = 64  # texts that a `MessageAttribute` caches
 
-Places = Tuple[Tuple[int, int], ...]
+Offsets = Tuple[Tuple[int, int], ...]
 """For each chunk or slice of a message: the index of its gradient, and its offset there."""
 
 
@@ -71,17 +71,17 @@ class MessageAttribute:
         operator: str,
         layout: Mapping[str, Any],
         gradients: int = 0,
-        places: Places = (),
+        offsets: Offsets = (),
         **values: Any,
     ) -> Dict[str, str]:
         """The attribute for one call; `layout` rarely changes between calls of this operator."""
-        key = operator, gradients, places, *layout.values()
+        key = operator, gradients, offsets, *layout.values()
         if key not in self._cache:
             if len(self._cache) == _CACHED:
                 self._cache.clear()
             fields = {"gradients": gradients, **layout, **self._shared}
-            if places:
-                fields["tensors"], fields["begins"] = map(listed, zip(*places))
+            if offsets:
+                fields["tensors"], fields["begins"] = map(listed, zip(*offsets))
             self._cache[key] = _lines(fields)
         return {"message": _lines(values) + self._cache[key]}
 
@@ -102,7 +102,6 @@ def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> 
 
 
 def new_meter() -> NDArray:
-    """A meter that starts at zero."""
     return mx.nd.array(np.zeros(len(METER) + 3 * KEPT_SPANS), mx.cpu(), "float64")
 
 
@@ -158,9 +157,9 @@ class MessageRows:
         """Attributes for operators that read messages."""
         return dict(row_words=self.row_words, message_rows=self.count)
 
-    def framing_at(self, place: int, places: int) -> Dict[str, int]:
-        """Attributes for operators that write the message at position `place` of `places`."""
-        return dict(row=place * self.count, rows=places * self.count, **self.framing())
+    def framing_at(self, number: int, count: int) -> Dict[str, int]:
+        """Attributes for operators that write the message `number` of `count`."""
+        return dict(row=number * self.count, rows=count * self.count, **self.framing())
 
     def listed(self) -> Dict[str, str]:
         """Attributes with the parts, for messages without a codec."""
@@ -171,17 +170,17 @@ class MessageRows:
 def frame(
     parts: Sequence[NDArray],
     rows: MessageRows,
-    place: int,
-    places: int,
+    number: int,
+    count: int,
     out: Optional[RowSparseNDArray] = None,
 ) -> RowSparseNDArray:
-    """Make message number `place` of `places` from uint8 parts, in words that look like floats."""
-    return call("frame", parts, out, **rows.listed(), **rows.framing_at(place, places))
+    """Make message `number` of `count` from uint8 parts, in words that look like floats."""
+    return call("frame", parts, out, **rows.listed(), **rows.framing_at(number, count))
 
 
-def rows_left(first_rows: RowSparseNDArray, rows: MessageRows, places: int = 1) -> NDArray:
+def rows_left(first_rows: RowSparseNDArray, rows: MessageRows, count: int = 1) -> NDArray:
     """The numbers of the rows that follow the messages' first rows, int64; they may repeat."""
-    left = call("rows_left", (first_rows,), count=places, **rows.listed(), **rows.framing())
+    left = call("rows_left", (first_rows,), count=count, **rows.listed(), **rows.framing())
     return left.reshape((-1,))
 
 
@@ -190,14 +189,12 @@ def keep_rows(rows: RowSparseNDArray, kept: RowSparseNDArray) -> NDArray:
     return call("keep_rows", (rows, kept))
 
 
-def unframe(
-    framed: Sequence[RowSparseNDArray], rows: MessageRows, places: int = 1
-) -> List[NDArray]:
-    """The parts of the first `places` messages, uint8, each of shape (places, maximum bytes).
+def unframe(framed: Sequence[RowSparseNDArray], rows: MessageRows, count: int = 1) -> List[NDArray]:
+    """The parts of the first `count` messages, uint8, each of shape (count, maximum bytes).
 
     `framed` may have the rows in several arrays. The operator fails if a row is missing, or if it
     has words that are not framed.
     """
-    attributes = dict(arrays=len(framed), count=places, **rows.listed(), **rows.framing())
+    attributes = dict(arrays=len(framed), count=count, **rows.listed(), **rows.framing())
     parts = call("unframe", framed, **attributes)
     return parts if isinstance(parts, list) else [parts]

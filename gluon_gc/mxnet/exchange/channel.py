@@ -18,7 +18,7 @@ from mxnet.ndarray import NDArray
 from ... import kernels
 from ...plan import Chunk, Slice, Tensor
 from ..engine import operators
-from ..engine.operators import KEPT_SPANS, METER, Places
+from ..engine.operators import KEPT_SPANS, METER, Offsets
 from .codec import MessageCodec, Part
 from .gradient import Gradients, Job
 from .rows_codec import RowsCodec
@@ -87,7 +87,7 @@ class Channel(Metered):
         hierarchical = all(tensors[name].params.hierarchical for name in numbers)
         self.in_rows = first.rows > 0
         self.hierarchical = hierarchical and not self.in_rows
-        self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
+        self._offsets = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
         self.codec: Optional[AnyCodec] = None
         if self.params is None:
             self._coder = Values(self.dtype, self.slices, tensors)
@@ -133,20 +133,20 @@ class Channel(Metered):
         """The message of a job, or of these values, which are already multiplied."""
         scale, factor = job.scale, job.factor
         if values is not None:
-            arrays, places, scale, factor = [values], self._side_by_side, 1.0, None
+            arrays, offsets, scale, factor = [values], self._side_by_side, 1.0, None
         elif self.gpu is not None:
-            arrays, places = _together(self._on_gpu(job.gradients, "sum_on"))
+            arrays, offsets = _together(self._on_gpu(job.gradients, "sum_on"))
         else:
-            arrays, places = self._arrays(job.gradients, "own")
+            arrays, offsets = self._arrays(job.gradients, "own")
         ratio, step = job.ratios.get(self.slices[0].tensor, 1.0), job.step
-        return self._coder.compress(arrays, places, scale, ratio, framing, out, factor, step)
+        return self._coder.compress(arrays, offsets, scale, ratio, framing, out, factor, step)
 
     def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
         """Write this worker's own values side by side; if `metered`, as the meter's `encode`."""
-        arrays, places = self._arrays(job.gradients, "own")
+        arrays, offsets = self._arrays(job.gradients, "own")
         meter = dict(meter=self._meter, step=job.step) if metered else {}
         values = dict(scale=job.scale, out=to, factor=job.factor)
-        return fused(self._attribute, arrays, places, self._sizes, **values, **meter)
+        return fused(self._attribute, arrays, offsets, self._sizes, **values, **meter)
 
     def deliver(
         self,
@@ -157,22 +157,22 @@ class Channel(Metered):
     ) -> None:
         """Decode the received messages, and write the sum to the gradients."""
         if self.gpu is None:
-            arrays, places = self._arrays(gradients, "result")
-            self._coder.decompress(received, arrays, places, count, framing)
+            arrays, offsets = self._arrays(gradients, "result")
+            self._coder.decompress(received, arrays, offsets, count, framing)
             return
-        rooms = self._on_gpu(gradients, "room_on")
-        self._coder.decompress(received, *_together(rooms), count, framing)
-        for piece, (array, begin) in zip(self.slices, rooms):
+        results = self._on_gpu(gradients, "room_on")
+        self._coder.decompress(received, *_together(results), count, framing)
+        for piece, (array, begin) in zip(self.slices, results):
             if piece.tensor in gradients:
                 gradients[piece.tensor].spread(array, begin, piece)
 
-    def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
+    def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Offsets]:
         """The arrays with the slices; for each slice, the index of its array and its offset."""
         arrays = [
             getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
             for name, end in self._ends.items()
         ]
-        return arrays, self._places
+        return arrays, self._offsets
 
     def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
         """For each slice: an array on the GPU that holds it, and its offset in that array."""
@@ -201,7 +201,7 @@ class Channel(Metered):
         return [(piece.tensor, size / total) for piece, size in zip(self.slices, sizes)]
 
 
-def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Places]:
+def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Offsets]:
     """Each distinct array once; for each slice: the index of its array, and its offset."""
     arrays = {id(array): array for array, _ in slices}
     numbers = {key: number for number, key in enumerate(arrays)}
@@ -211,7 +211,7 @@ def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Pla
 def fused(
     attribute: operators.MessageAttribute,
     gradients: Sequence[NDArray],
-    places: Places,
+    offsets: Offsets,
     sizes: Mapping[str, str],
     scale: float,
     out: Optional[NDArray],
@@ -223,7 +223,7 @@ def fused(
     meters = () if meter is None else (meter,)
     factors = () if factor is None else (factor.as_in_context(gradients[0].context),)
     layout = dict(sizes, metered=len(meters), clipped=len(factors))
-    message = attribute("fuse", layout, len(gradients), places, scale=float(scale), step=step)
+    message = attribute("fuse", layout, len(gradients), offsets, scale=float(scale), step=step)
     return operators.call("fuse", (*meters, *gradients, *factors), out, **message)
 
 
@@ -259,7 +259,7 @@ class Values:
     def compress(
         self,
         gradients: Sequence[NDArray],
-        places: Places,
+        offsets: Offsets,
         scale: float,
         ratio: float,
         framing: Optional[Mapping[str, Any]],
@@ -270,9 +270,9 @@ class Values:
         metered = dict(meter=self.meter, step=step)
         if self._gpu is None:
             return fused(
-                self._attribute, gradients, places, self._sizes, scale, out, factor, **metered
+                self._attribute, gradients, offsets, self._sizes, scale, out, factor, **metered
             )
-        on_gpu = fused(self._attribute, gradients, places, self._sizes, scale, None, factor)
+        on_gpu = fused(self._attribute, gradients, offsets, self._sizes, scale, None, factor)
         on_gpu.copyto(self._host())
         return fused(
             self._attribute, [self._host()], ((0, 0),), self._whole, 1.0, out, None, **metered
@@ -282,27 +282,25 @@ class Values:
         self,
         messages: Sequence[NDArray],
         gradients: Sequence[NDArray],
-        places: Places,
+        offsets: Offsets,
         count: int = 1,
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
         if self._gpu is None:
-            self._defuse(messages, gradients, places)
+            self._defuse(messages, gradients, offsets)
             return
         self._defuse(messages, [self._host()], self._side_by_side)
         on_gpu = self._host().as_in_context(self._gpu)
-        message = self._attribute("defuse", self._unchecked, len(gradients), places)
+        message = self._attribute("defuse", self._unchecked, len(gradients), offsets)
         operators.call("defuse", (on_gpu, *gradients), **message)
 
     def _defuse(
-        self, values: Sequence[NDArray], gradients: Sequence[NDArray], places: Places
+        self, values: Sequence[NDArray], gradients: Sequence[NDArray], offsets: Offsets
     ) -> None:
-        """Write values to the slices on the CPU, and count this in the meter."""
-        message = self._attribute("defuse", self._metered, len(gradients), places)
+        message = self._attribute("defuse", self._metered, len(gradients), offsets)
         operators.call("defuse", (*values, *gradients), self.meter, **message, **self._refused)
 
     def _host(self) -> NDArray:
-        """Pinned memory for the values, which GPUs copy without the CPU."""
         if self._pinned is None:
             self._pinned = mx.nd.empty(self._size, mx.cpu_pinned(), self._dtype)
         return self._pinned

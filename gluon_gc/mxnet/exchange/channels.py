@@ -55,7 +55,6 @@ class Channels:
         return list(hidden)
 
     def require_new(self, tensors: Iterable[Tensor]) -> None:
-        """Raise ValueError if a tensor of the same name is declared."""
         for tensor in tensors:
             if tensor.name in self.tensors:
                 raise ValueError(f"tensor '{tensor.name}' is declared already")
@@ -73,14 +72,12 @@ class Channels:
         return sum(channel.nonfinite() for channel in self.of(names))
 
     def set_epoch(self, names: Collection[str], epoch: int) -> None:
-        """Tell the compressors of these tensors the epoch, counted from 0."""
         for channel in self.of(names):
             if channel.codec is not None:
                 channel.codec.set_epoch(epoch)
 
 
 def check_fits(arrays: Sequence[NDArray], tensor: Tensor) -> None:
-    """Raise ValueError unless these arrays have the size and dtype of the tensor."""
     for array in arrays:
         size, dtype = math.prod(array.shape), np.dtype(array.dtype).name
         if (size, dtype) != (tensor.size, tensor.dtype):
@@ -148,7 +145,6 @@ class GpuShares:
         return [gpus[number_of[c]] if c in number_of else None for c in channels]
 
     def forget(self) -> None:
-        """Forget the shares of all sets, because channels have been withdrawn."""
         self._known.clear()
 
     def _shares(self, channels: Sequence[Channel], gpus: int) -> Dict[Channel, int]:

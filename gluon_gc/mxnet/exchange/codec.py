@@ -15,7 +15,7 @@ from ...compression import CompressionParams
 from ...compression.stream import Stream
 from ..engine import operators
 from ..engine.memory import as_ndarray
-from ..engine.operators import MessageRows, Places
+from ..engine.operators import MessageRows, Offsets
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ class MessageCodec:
         )
 
     def rows(self) -> MessageRows:
-        """The layout of its messages in MXNet's parameter server."""
         parts = tuple((codec.payload_bytes, codec.length_at) for codec in self.codecs)
         return MessageRows(parts, in_one=self._params.compressor.full)
 
@@ -93,7 +92,6 @@ class MessageCodec:
         return positions
 
     def keep_earlier(self) -> None:
-        """Let `take_back` undo steps from now on."""
         self.memory.keep_earlier()
 
     def take_back(self) -> None:
@@ -114,7 +112,7 @@ class MessageCodec:
     def compress(
         self,
         gradients: Sequence[NDArray],
-        places: Places,
+        offsets: Offsets,
         scale: float = 1.0,
         ratio: float = 1.0,
         framing: Optional[Mapping[str, Any]] = None,
@@ -124,7 +122,7 @@ class MessageCodec:
     ) -> NDArray:
         """Make a message of scale * gradients, after momentum and error feedback.
 
-        `places` has, for each chunk, the index of its gradient and its offset there. `ratio` is
+        `offsets` has, for each chunk, the index of its gradient and its offset there. `ratio` is
         previous / current learning rate. `framing` are the rows to write; without it, payloads are
         side by side. `factor` (float64, shape (1,)) also multiplies the gradients. `step` counts
         from 1, for the meter.
@@ -143,7 +141,7 @@ class MessageCodec:
             (*states, *meters, *gradients, *factors),
             target,
             **self._options,
-            **self._attribute("compress", layout, len(gradients), places, **values),
+            **self._attribute("compress", layout, len(gradients), offsets, **values),
             **positions,
         )
         return self._packed(message, framing, out, step) if self._gpu else message
@@ -171,7 +169,7 @@ class MessageCodec:
         self,
         messages: Sequence[NDArray],
         gradients: Sequence[NDArray],
-        places: Places,
+        offsets: Offsets,
         count: int = 1,
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
@@ -186,7 +184,7 @@ class MessageCodec:
             (*messages, *gradients),
             meter,
             **self._options,
-            **self._attribute("decompress", layout, len(gradients), places),
+            **self._attribute("decompress", layout, len(gradients), offsets),
             **self._drawn_alike,
             **refused,
         )
@@ -219,7 +217,6 @@ class MessageCodec:
     def _packed(
         self, payloads: NDArray, framing: Mapping[str, Any], out: Optional[NDArray], step: int
     ) -> NDArray:
-        """The message of payloads that a GPU made."""
         host = self._pinned_memory("sent", payloads.size, payloads.dtype)
         payloads.copyto(host)
         message = self._attribute("pack", framing, step=step)
@@ -238,7 +235,6 @@ class MessageCodec:
         return self._pinned[name]
 
     def layouts(self) -> List[kernels.Layout]:
-        """Shape and dtype of each array of `state`."""
         return [codec.saved_layout() for codec in self.codecs]
 
     def state(self) -> List[Dict[str, np.ndarray]]:
@@ -283,7 +279,6 @@ class MessageMemory:
         return [as_ndarray(piece) for piece in pieces]
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
-        """Move the arrays to a GPU, or to the CPU if None."""
         context = gpu or mx.cpu()
         self.arrays = [array.as_in_context(context) for array in self.arrays]
         self.earlier = [array.as_in_context(context) for array in self.earlier]
@@ -315,7 +310,6 @@ class MessageMemory:
     def load(
         self, codecs: Sequence[kernels.Codec], states: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
-        """Restore a result of `saved`."""
         arrays = self._as_numpy()
         for codec, kept, state in zip(codecs, self._of_chunks(codecs, arrays), states):
             if codec.memory:
@@ -331,7 +325,6 @@ class MessageMemory:
     def _of_chunks(
         self, codecs: Sequence[kernels.Codec], arrays: Sequence[np.ndarray]
     ) -> Iterator[kernels.State]:
-        """Each chunk's part of all arrays."""
         ends = [np.cumsum(sizes)[:-1] for sizes in self._sizes]
         pieces = [np.split(array, end) for array, end in zip(arrays, ends)]
         for i, codec in enumerate(codecs):

@@ -34,7 +34,7 @@ from ...state import Key
 from .channel import AnyCodec, Channel
 from .channels import AnyChannel, Channels, GpuShares, in_messages
 from .codec import MessageCodec, Part
-from .gradient import Gradient, Job, legacy
+from .gradient import Gradient, Job, copy_first, legacy
 from .sparse import SparseChannel
 
 States = List[Dict[str, np.ndarray]]
@@ -89,7 +89,6 @@ class Exchange:
         """Tell the others that this worker leaves at once. The backend is unusable afterwards."""
 
     def _open(self, channels: Sequence[Channel]) -> None:
-        """Prepare new channels for messages."""
         raise NotImplementedError
 
     def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
@@ -110,7 +109,6 @@ class Exchange:
         raise NotImplementedError
 
     def _can_run_on_gpu(self, channel: Channel) -> bool:
-        """Whether the GPU that holds a channel's gradients can compress them."""
         return channel.runs_on_gpu
 
     def _keep_earlier(self, channels: Sequence[Channel]) -> None:
@@ -149,7 +147,6 @@ class Exchange:
         agreement.reach(self.rank, called, lambda message: self._compared(message, call))
 
     def agrees(self, call: str, facts: Facts) -> bool:
-        """Whether all workers state the same facts; see `agree`."""
         try:
             self.agree(call, facts)
         except RuntimeError:
@@ -180,9 +177,8 @@ class Exchange:
             return
         names, arrays = zip(*((name, legacy(array_copies)) for name, array_copies in copies))
         self.broadcast([first for first, *_ in arrays], root_rank, names)
-        for first, *others in arrays:
-            for other in others:
-                first.copyto(other)
+        for copies_of_one in arrays:
+            copy_first(copies_of_one)
 
     def bytes_of_root(self, own: bytes) -> bytes:
         """Rank 0's bytes. All workers pass the same number of bytes."""
@@ -313,7 +309,7 @@ class Exchange:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """A context manager in which exchanges do not count as steps."""
+        """In this context, exchanges do not count as steps."""
         step = self._step
         try:
             yield
@@ -336,7 +332,6 @@ class Exchange:
     # Aggregators and their states in checkpoints
 
     def _aggregator(self, channel: Channel) -> MessageCodec:
-        """A codec that aggregates a channel's messages."""
         parts = [Part(chunk.size, self._start(chunk, node=None)) for chunk in channel.chunks]
         return MessageCodec(channel.params.aggregators, channel.dtype, parts)
 
@@ -345,7 +340,6 @@ class Exchange:
         return channel in self._aggregators
 
     def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
-        """The states of these channels' aggregators, for this worker's checkpoint."""
         return (self._aggregators[channel].state() for channel in channels)
 
     def share_aggregators(

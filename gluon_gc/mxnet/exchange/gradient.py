@@ -30,7 +30,6 @@ def _with_storage(array: NDArray, stype: str) -> NDArray:
 
 
 def _part(array: NDArray, piece: Slice) -> NDArray:
-    """The elements of a slice, which share the array's memory."""
     return array.reshape(-1)[piece.begin : piece.end]
 
 
@@ -145,13 +144,19 @@ def _same_layout(a: NDArray, b: NDArray) -> bool:
     return properties[0] == properties[1]
 
 
+def copy_first(arrays: Sequence[NDArray]) -> None:
+    """Overwrite the copies of a tensor, one for each context, with the first one."""
+    first, *others = legacy(arrays)
+    for other in others:
+        first.copyto(other)
+
+
 def sum_over_contexts(arrays: Sequence[NDArray]) -> None:
     """Replace the copies of a dense gradient, one for each context, by their sum."""
     first, *others = legacy(arrays)
     if others:
         mx.nd.add_n(first, *(other.as_in_context(first.context) for other in others), out=first)
-        for other in others:
-            first.copyto(other)
+        copy_first(arrays)
 
 
 def sums_of(gradients: Sequence[Gradient]) -> List[NDArray]:

@@ -14,7 +14,7 @@ from ... import kernels
 from ...compression import CompressionParams
 from ...compression.stream import Stream
 from ..engine import operators
-from ..engine.operators import MessageRows, Places
+from ..engine.operators import MessageRows, Offsets
 from .codec import Part
 
 
@@ -26,7 +26,6 @@ class Payload:
 
     @staticmethod
     def used(payload: np.ndarray) -> int:
-        """The number of its bytes that are in use."""
         return int(payload[:4].view(np.uint32)[0])
 
 
@@ -96,7 +95,7 @@ class RowsCodec:
     def compress(
         self,
         gradients: Sequence[NDArray],
-        places: Places,
+        offsets: Offsets,
         scale: float = 1.0,
         ratio: float = 1.0,
         framing: Optional[Mapping[str, Any]] = None,
@@ -131,7 +130,7 @@ class RowsCodec:
         self,
         messages: Sequence[NDArray],
         gradients: Sequence[NDArray],
-        places: Places,
+        offsets: Offsets,
         count: int = 1,
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
@@ -149,7 +148,6 @@ class RowsCodec:
         )
 
     def state(self) -> List[Dict[str, np.ndarray]]:
-        """As `MessageCodec.state` of one chunk."""
         state = {}
         if self._params.compressor.traits.draws:
             state["stream"] = self._stream.state()

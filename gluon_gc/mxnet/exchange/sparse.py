@@ -65,7 +65,7 @@ class SparseChannel(Metered):
 def summed(channel: SparseChannel, ids: bytes, values: bytes) -> RowSparseNDArray:
     """The sums of rows, given the row numbers of all workers and the rows' values."""
     numbers = np.frombuffer(ids, np.int64)
-    rows, place = np.unique(numbers, return_inverse=True)
+    rows, row_of = np.unique(numbers, return_inverse=True)
     sums = np.zeros((rows.size, channel.shape[1]), np.float32)
-    np.add.at(sums, place, np.frombuffer(values, np.float32).reshape(numbers.size, -1))
+    np.add.at(sums, row_of, np.frombuffer(values, np.float32).reshape(numbers.size, -1))
     return mx.nd.sparse.row_sparse_array((sums, rows), channel.shape)

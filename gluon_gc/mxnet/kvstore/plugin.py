@@ -163,7 +163,7 @@ class GluonGCParameterServer(CompressingKVStore):
     """The KVStore over MXNet's parameter server. See `ParameterServer`."""
 
     def __init__(self) -> None:
-        super().__init__(ParameterServer.connected or ParameterServer())
+        super().__init__(ParameterServer.connection())
 
 
 @KVStoreBase.register
@@ -171,7 +171,7 @@ class GluonGCHorovod(CompressingKVStore):
     """The KVStore over Horovod. See `Horovod`."""
 
     def __init__(self) -> None:
-        super().__init__(Horovod.connected or Horovod())
+        super().__init__(Horovod.connection())
 
 
 @KVStoreBase.register
@@ -179,7 +179,7 @@ class GluonGCMachine(CompressingKVStore):
     """The KVStore of one machine's workers. See `OneMachine`."""
 
     def __init__(self) -> None:
-        super().__init__(OneMachine.connected or OneMachine())
+        super().__init__(OneMachine.connection())
 
 
 STORES = (GluonGCHorovod, GluonGCLocal, GluonGCMachine, GluonGCParameterServer)

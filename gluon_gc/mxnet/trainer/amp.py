@@ -29,7 +29,6 @@ class AgreedLossScaler:
 
     @property
     def loss_scale(self) -> float:
-        """The factor that multiplies the loss."""
         return self._scaler.loss_scale
 
     def check(self, params: Sequence[Parameter], about: Facts) -> bool:

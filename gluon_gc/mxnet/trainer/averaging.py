@@ -149,7 +149,6 @@ class Averaging(ABC):
         self._weight_check = WeightCheck(exchange, f"{self._name}.weights")
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the compressors the epoch, counted from 0."""
         self._epoch = epoch
         self.exchange.channels.set_epoch(self.names(), epoch)
 
@@ -183,7 +182,6 @@ class Averaging(ABC):
     def _facts(
         self, optimizer: Optimizer, indices: Sequence[int], new: Sequence[int]
     ) -> List[Tuple[str, Any]]:
-        """Facts about the optimizer for `indices`, and about the parameters in `new`."""
         return [
             *optimizer_facts.of_optimizer(optimizer, indices),
             *optimizer_facts.of_parameters(optimizer, {i: self._params[i] for i in new}),

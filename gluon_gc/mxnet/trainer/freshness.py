@@ -55,35 +55,22 @@ def fresh_anywhere(
     If so, its stale copies become zeros and fresh, so each worker and context updates it. All
     workers wait for each other.
     """
-    flags = [_is_fresh(param) for param in params]
+    flags = [is_fresh(param) for param in params]
     if exchange.num_workers > 1:
         array = mx.nd.array(np.array(flags, np.float32))
         flags = (exchange.total(name, array, "step", about).asnumpy() > 0).tolist()
     for param, fresh in zip(params, flags):
         if fresh:
-            _renew(param)
+            renew(param)
     return flags
 
 
-def renew_on_all_contexts(params: Iterable[Parameter]) -> None:
-    """If a gradient is fresh on a context, set its stale copies to zero and mark them fresh."""
-    for param in params:
-        if _is_fresh(param):
-            _renew(param)
-
-
-def renew_everywhere(params: Iterable[Parameter]) -> None:
-    """Set stale gradients to zero and mark them fresh."""
-    for param in params:
-        _renew(param)
-
-
-def _is_fresh(param: Parameter) -> bool:
+def is_fresh(param: Parameter) -> bool:
     """Whether a gradient is fresh on any context of this worker."""
     return param.grad_req != "null" and any(data._fresh_grad for data in param.list_data())
 
 
-def _renew(param: Parameter) -> None:
+def renew(param: Parameter) -> None:
     """Set the stale copies of a gradient to zero and mark them fresh."""
     for data, gradient in zip(param.list_data(), legacy(param.list_grad())):
         if not data._fresh_grad:
@@ -101,6 +88,5 @@ def use_up(params: Iterable[Parameter]) -> List[NDArray]:
 
 
 def restore(fresh: Iterable[NDArray]) -> None:
-    """Mark the gradients of these arrays fresh again."""
     for data in fresh:
         data._fresh_grad = True

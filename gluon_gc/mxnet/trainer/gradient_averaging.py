@@ -222,7 +222,6 @@ class GradientAveraging(Averaging):
         return averages is not None and not (averages.excluded or averages.tried)
 
     def update(self, batch_size: float, ignore_stale_grad: bool, update: Update) -> None:
-        """Apply the averages with `update`, unless the step is left out."""
         averages = self._averages
         if ignore_stale_grad and averages.stale:
             raise ValueError(
@@ -257,7 +256,6 @@ class GradientAveraging(Averaging):
     # Averages that are not applied
 
     def applied(self) -> None:
-        """The averages of the last exchange are applied."""
         self._averages = None
         self._ever_applied = True
 
@@ -357,7 +355,6 @@ class GradientAveraging(Averaging):
     def _job(
         self, arrays: Mapping[int, Sequence[NDArray]], scale: float, ratios: Mapping[str, float]
     ) -> Job:
-        """The exchange of these parameters' gradients."""
         gradients = {}
         for i, copies in arrays.items():
             name = self.tensors[i, ""].name
@@ -440,7 +437,6 @@ class GradientAveraging(Averaging):
 
 
 def _minimum() -> int:
-    """Smaller tensors, in bytes, are not compressed."""
     return env.get("BYTEPS_MIN_COMPRESS_BYTES")
 
 

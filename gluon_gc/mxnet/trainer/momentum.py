@@ -44,7 +44,6 @@ def require_outside(optimizer: Optimizer) -> None:
 
 
 def require_unchanged(optimizer: Optimizer, mu: float) -> None:
-    """Raise ValueError unless an optimizer still has the momentum that the compressors apply."""
     if optimizer.momentum != mu:
         raise ValueError(
             f"the optimizer's momentum is {optimizer.momentum} now, but compressors apply {mu}: "
@@ -54,7 +53,6 @@ def require_unchanged(optimizer: Optimizer, mu: float) -> None:
 
 @contextmanager
 def switched_off(optimizer: Optimizer) -> Iterator[None]:
-    """A context manager in which an optimizer applies no momentum."""
     momentum, optimizer.momentum = optimizer.momentum, 0.0
     try:
         yield
@@ -72,7 +70,6 @@ class Momentum:
         self._earlier: Dict[Tuple[int, ...], NDArray] = {}  # before the last exchange
 
     def keep_earlier(self) -> None:
-        """Let `take_back` undo exchanges from now on."""
         self._keeps_earlier = True
 
     def begin(self) -> None:
@@ -135,9 +132,9 @@ class Momentum:
         weights, nesterov = param.list_data(), self._nesterov(index)
         fresh = [weight._fresh_grad for weight in weights]
         for context, (x, gradient) in enumerate(zip(legacy(weights), legacy(param.list_grad()))):
-            place = (index, context)
-            if fresh[context] and (wd or place in self._state):
-                w = self._to_change(place, x)
+            key = (index, context)
+            if fresh[context] and (wd or key in self._state):
+                w = self._to_change(key, x)
                 if nesterov and rescale == 1.0 and _dense_float32(x, gradient):
                     # SGD's update computes both formulas: w is its momentum, x its gradient.
                     rate = -self.mu * wd
@@ -150,13 +147,12 @@ class Momentum:
                 gradient += added.astype(gradient.dtype, copy=False)
 
     def clear(self) -> None:
-        """Restart from zero."""
         self._state.clear()
         self._earlier.clear()
 
     def state(self) -> Dict[Tuple[int, ...], np.ndarray]:
         """For a checkpoint: m by (index,), and w of weight decay by (index, context)."""
-        return {place: array.asnumpy() for place, array in self._state.items()}
+        return {key: array.asnumpy() for key, array in self._state.items()}
 
     def load_state(
         self, state: Mapping[Tuple[int, ...], np.ndarray], params: Sequence[Parameter]
@@ -167,8 +163,8 @@ class Momentum:
             if context and context[0] > 0:
                 continue
             contexts = range(len(params[index].list_ctx()))
-            for place in [(index, i) for i in contexts] if context else [(index,)]:
-                self._state[place] = mx.nd.array(array, dtype=array.dtype)
+            for key in [(index, i) for i in contexts] if context else [(index,)]:
+                self._state[key] = mx.nd.array(array, dtype=array.dtype)
 
 
 def _dense_float32(*arrays: NDArray) -> bool:

@@ -15,7 +15,7 @@ from ...algorithms.requirements import require_fitting_compression
 from ...compression import CompressionParams, byteps
 from ...compression.momentum import has_nesterov
 from ...plan import Tensor, params_for_dimensions
-from ..exchange.gradient import legacy, params_for
+from ..exchange.gradient import copy_first, legacy, params_for
 from .momentum import Momentum, require_outside
 
 Parameters = Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
@@ -34,8 +34,8 @@ def in_order_of_backward(params: Sequence[Parameter], given: Parameters) -> List
     ready late would delay those behind it in the queue.
     """
     in_order = list(given.values() if hasattr(given, "values") else given)
-    place = {id(param): number for number, param in enumerate(in_order)}
-    return sorted(range(len(params)), key=lambda i: -place[id(params[i])])
+    position = {id(param): number for number, param in enumerate(in_order)}
+    return sorted(range(len(params)), key=lambda i: -position[id(params[i])])
 
 
 def tensor_of(
@@ -78,11 +78,8 @@ def first_copy(param: Parameter) -> NDArray:
 
 
 def broadcast_to_contexts(params: Iterable[Parameter]) -> None:
-    """Copy each parameter's array on the first context to its other contexts."""
     for param in params:
-        first, *others = legacy(param.list_data())
-        for other in others:
-            first.copyto(other)
+        copy_first(param.list_data())
 
 
 def is_statistic(param: Parameter) -> bool:
@@ -122,10 +119,8 @@ class Compressions:
         return Momentum(mu, self._nesterov)
 
     def of(self, index: int) -> CompressionParams:
-        """The compression of the parameter with this index."""
         return self._parsed.get(index, self.default)
 
     def _nesterov(self, index: int) -> bool:
-        """Whether the parameter has Nesterov momentum."""
         _, optimizer_nesterov, _ = self._optimizer_info
         return has_nesterov(self._parsed.get(index), self.default, optimizer_nesterov)

@@ -504,7 +504,6 @@ class DistributedTrainer(Trainer):
         self._params_to_init = []
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
-        """Update the parameters from their gradients times `rescale`."""
         self._optimizer.rescale_grad = rescale
         self._init_kvstore()
         if self._momentum is None:
@@ -564,7 +563,6 @@ class DistributedTrainer(Trainer):
 
 
 def _require_positive(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless a value is a positive, finite number."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if not 0 < value < float("inf"):

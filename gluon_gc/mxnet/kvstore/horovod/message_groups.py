@@ -29,7 +29,7 @@ Parts = Tuple[Tuple[int, Optional[int]], ...]
 """The parts of a message, as in `MessageRows`."""
 
 
-def groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
+def in_groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
     """Split messages into groups of neighbours, each for one collective.
 
     A group has at most _VALUES bytes of values, or more if it would send less than _LEAST bytes.
@@ -49,14 +49,13 @@ def groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
 
 
 def by_dtype(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
-    """As `groups`, but all messages of a group have one dtype."""
+    """As `in_groups`, but all messages of a group have one dtype."""
     for dtype in sorted({channel.dtype for channel in channels}):
-        yield from groups([channel for channel in channels if channel.dtype == dtype])
+        yield from in_groups([channel for channel in channels if channel.dtype == dtype])
 
 
-def nothing(places: int) -> Packed:
-    """A `Packed` without bytes, for this number of members."""
-    return Packed(mx.nd.zeros(1, dtype="uint8"), mx.nd.zeros(places, dtype="int32"))
+def nothing(members: int) -> Packed:
+    return Packed(mx.nd.zeros(1, dtype="uint8"), mx.nd.zeros(members, dtype="int32"))
 
 
 class Bundle:
@@ -95,9 +94,9 @@ def _parts(channel: Channel) -> Parts:
     return tuple((most, None) for most, _ in rows.parts) if rows.in_one else rows.parts
 
 
-def repeated(packed: Packed, places: int) -> Packed:
-    """All bytes of `packed` for each of `places` members."""
-    return Packed(*operators.call("repeat", packed, copies=places))
+def repeated(packed: Packed, members: int) -> Packed:
+    """All bytes of `packed` for each of this number of members."""
+    return Packed(*operators.call("repeat", packed, copies=members))
 
 
 class Alltoall:
@@ -151,18 +150,18 @@ class TwoWay:
         self,
         process_set: ProcessSet,
         channels: Sequence[Channel],
+        name: str,
         owners: Mapping[Channel, int],
         aggregators: Mapping[Channel, MessageCodec],
         threads: int,
-        name: str,
     ) -> None:
         self._threads, self._size = threads, process_set.size
         owned = [[c for c in channels if owners[c] == owner] for owner in range(self._size)]
         self._shares = [len(part) for part in owned]
         self._all = Bundle([channel for part in owned for channel in part])
         bundles = [Bundle(part) for part in owned]
-        self._owned = bundles[process_set.place]
-        self._aggregators = [aggregators[channel] for channel in owned[process_set.place]]
+        self._owned = bundles[process_set.rank]
+        self._aggregators = [aggregators[channel] for channel in owned[process_set.rank]]
         room = self._size * self._owned.room
         self._to_owners = Alltoall(process_set, room, f"to_owners.{name}")
         self._to_all = ToAll(process_set, bundles, f"to_all.{name}")
@@ -181,7 +180,6 @@ class TwoWay:
         self._answers = self._to_all(self._owned.pack(sums, [len(sums)]))
 
     def receive(self) -> Messages:
-        """The aggregated message of each channel."""
         return dict(zip(self._all.channels, self._all.unpack(self._answers, 1)))
 
 
@@ -200,7 +198,7 @@ class Gathered:
         """Do nothing: all members have all messages after `send`."""
 
     def receive(self) -> Messages:
-        """For each channel, the messages of all members, in the order of their places."""
+        """For each channel, the messages of all members, in the order of their ranks."""
         rows = self._bundle.unpack(self._received, self._size)
         return dict(zip(self._bundle.channels, rows))
 
@@ -229,6 +227,5 @@ class KnownGroups:
         return self._groups[channels]
 
     def forget(self, channel: Channel) -> None:
-        """Drop the groups of all sets that have this channel."""
         for channels in [channels for channels in self._groups if channel in channels]:
             del self._groups[channels]

@@ -56,7 +56,7 @@ class ProcessSet:
         self._set = hvd.global_process_set if has_all else hvd.add_process_set(list(ranks))
         self.ranks = list(ranks)
         self.size = len(ranks)
-        self.place = self.ranks.index(hvd.rank()) if hvd.rank() in ranks else -1
+        self.rank = self.ranks.index(hvd.rank()) if hvd.rank() in ranks else -1  # in this set
 
     def gather(self, data: bytes, name: str) -> bytes:
         """The data of all members, concatenated in the order of their ranks. Blocks."""
@@ -113,7 +113,6 @@ class ProcessSet:
         self._hvd.grouped_allreduce_(arrays, average=False, name=_full(name), process_set=self._set)
 
     def broadcast(self, array: NDArray, root: int, name: str) -> None:
-        """Overwrite an array with the array of rank `root`, piece by piece."""
         flat, most = array.reshape(-1), _BROADCAST_BYTES // np.dtype(array.dtype).itemsize
         for begin in range(0, flat.size, most):
             piece, full = flat[begin : begin + most], _full(f"{name}.{begin}")

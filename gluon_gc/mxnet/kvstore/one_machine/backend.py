@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from typing import ClassVar, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Iterator, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -38,8 +38,6 @@ class OneMachine(HierarchicalExchange):
     """
 
     type = "machine"
-    connected: ClassVar[Optional["OneMachine"]] = None
-    """The backend that this process is connected with. A process has at most one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +55,6 @@ class OneMachine(HierarchicalExchange):
         self.agree("init")
 
     def close(self) -> None:
-        """Wait until all workers call this, and disconnect. No exchange is possible afterwards."""
         if self.connected is None:
             return
         mx.nd.waitall()
@@ -68,12 +65,8 @@ class OneMachine(HierarchicalExchange):
         self._close_shared()
         ending().concerns(None)
 
-    def abandon(self, why: str) -> None:
-        """Disconnect at once. All other workers end with this reason."""
-        if self.connected is self:
-            self._neighbours.abandon(why)
-            OneMachine.connected = None
-            ending().abandoned()
+    def _abandon(self, why: str) -> None:
+        self._neighbours.abandon(why)
 
     @contextmanager
     def _waiting(self, call: str = "") -> Iterator[None]:
@@ -153,7 +146,6 @@ class OneMachine(HierarchicalExchange):
         return archive.unpack(b"".join(self._gather(archive.pack(arrays))))
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays of any dtype with rank `root_rank`'s arrays, bit for bit."""
         for array in arrays:
             own = array.asnumpy()
             data = self._gather(own.tobytes() if self.rank == root_rank else b"")[root_rank]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ContextManager, Dict, Mapping, Optional, Sequence, Tuple
+from typing import ClassVar, ContextManager, Dict, Mapping, Optional, Sequence, Tuple
 
 from .... import env
 from ....env import Cluster
+from ....launch.leaving import ending
 from ....launch.machine import Machine
 from ....launch.progress import Progress
 from ....plan import Chunk
@@ -21,6 +22,7 @@ class HierarchicalExchange(Exchange):
     machines. Residuals, momentum and random streams belong to the machine.
     """
 
+    connected: ClassVar[Optional[HierarchicalExchange]] = None  # this process's, of each class
     _progress: Progress
 
     def __init__(self) -> None:
@@ -29,20 +31,33 @@ class HierarchicalExchange(Exchange):
         self._memory: Optional[SharedMemory] = None
         self._shared: Dict[Channel, SharedMessage] = {}
 
+    @classmethod
+    def connection(cls) -> HierarchicalExchange:
+        """The backend that this process is connected with. A process has at most one."""
+        return cls.connected or cls()
+
+    def abandon(self, why: str) -> None:
+        if self.connected is self:
+            self._abandon(why)
+            type(self).connected = None
+            ending().abandoned()
+
+    def _abandon(self, why: str) -> None:
+        """Disconnect at once, and tell the other nodes why."""
+        raise NotImplementedError
+
     def _on_machine(self) -> Cluster:
-        """This worker's place on its machine. Each job there has its own root_uri or root_port."""
+        """This worker's rank on its machine. Each job there has its own root_uri or root_port."""
         raise NotImplementedError
 
     def _shares_machine(self) -> bool:
-        """Whether the workers of this machine can sum in shared memory."""
         return self.local_size > 1
 
     def _shares(self, channel: Channel) -> bool:
-        """Whether the workers of this machine share the messages of a channel."""
         return self._shares_machine() and channel.hierarchical
 
     def _waiting(self, call: str = "") -> ContextManager:
-        """A context manager: this worker waits for others in the user's function `call`."""
+        """A context for waits for other workers, in the user's function `call`."""
         return self._progress.waiting(call)
 
     def _open_shared(self, channels: Sequence[Channel]) -> None:
@@ -72,7 +87,6 @@ class HierarchicalExchange(Exchange):
         self._shared.pop(channel, None)
 
     def _close_shared(self) -> None:
-        """Release the shared memory, after the last exchange."""
         if self._memory is not None:
             self._memory.close()
 

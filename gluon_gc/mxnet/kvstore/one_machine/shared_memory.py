@@ -41,11 +41,11 @@ class SharedMessage:
         codecs: Sequence[MessageCodec],
         owner: int,
         rank: int,
-        count: int,
-        slots: np.ndarray,
-        answer: np.ndarray,
-        arrived: Eventcount,
-        answered: Eventcount,
+        count: int,  # of payloads in an answer
+        slots: np.ndarray,  # the workers' values, uint8, shape (workers, bytes)
+        answer: np.ndarray,  # payloads side by side, or a sum; uint8
+        arrived: Eventcount,  # every worker advances it once in a step
+        answered: Eventcount,  # the owner advances it once in a step
     ) -> None:
         self._channel, self.codecs = channel, codecs
         self.owner, self.owned, self._count = owner, owner == rank, count
@@ -55,7 +55,6 @@ class SharedMessage:
         self._answer = as_ndarray(answer if channel.framed else answer.view(channel.dtype))
 
     def contribute(self, job: Job) -> None:
-        """Write this worker's values to its slot."""
         self._channel.copy(job, self._own, metered=not self.owned)
         if not self.owned:
             for codec in self.codecs:
@@ -93,7 +92,7 @@ class SharedMemory:
         answers: Sequence[int],
         aggregators: Mapping[Channel, MessageCodec],
     ) -> List[SharedMessage]:
-        """Allocate a message for each channel. All workers make the same call."""
+        """Allocate a message for each channel; `answers` are the numbers of payloads in answers."""
         workers, rank = self._machine.size, self._machine.rank
         codecs = [
             [codec for codec in (channel.codec, aggregators.get(channel)) if codec is not None]
@@ -138,6 +137,5 @@ class SharedMemory:
         return Eventcount(self._watcher, memory.view(np.uint32), each, awaited_by)
 
     def close(self) -> None:
-        """Release the memory. No exchange may be in progress."""
         self._watcher.end()
         self._machine.close()

@@ -15,7 +15,6 @@ import threading
 from typing import (
     Any,
     Callable,
-    ClassVar,
     Collection,
     Dict,
     Hashable,
@@ -58,8 +57,6 @@ class ParameterServer(HierarchicalExchange):
     """Exchanges compressed gradients through the parameter server of the DMLC variables."""
 
     type = "dist_sync"
-    connected: ClassVar[Optional["ParameterServer"]] = None
-    """The backend that this process is connected with. A process has at most one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +104,6 @@ class ParameterServer(HierarchicalExchange):
             )
 
     def close(self) -> None:
-        """Wait until all workers call this, and leave. No exchange is possible afterwards."""
         if self.connected is None:
             return
         mx.nd.waitall()
@@ -128,12 +124,8 @@ class ParameterServer(HierarchicalExchange):
         self._lifeline.stay()
         self._lifeline.close()
 
-    def abandon(self, why: str) -> None:
-        """Leave the cluster at once. All other nodes end with this reason."""
-        if self.connected is self:
-            self._lifeline.abandon(why)
-            ParameterServer.connected = None
-            ending().abandoned()
+    def _abandon(self, why: str) -> None:
+        self._lifeline.abandon(why)
 
     def topology(self) -> Topology:
         return Topology(self._machine[1], self._servers.count)
@@ -168,7 +160,7 @@ class ParameterServer(HierarchicalExchange):
             route = self._routes[channel] = self._route(channel, key, lanes[server])
             if is_new:
                 keys.append(key)
-                zeros.append(route.first)
+                zeros.append(route.first())
             if not isinstance(route, Dense):
                 described = self._description(channel)
                 configured.append({"key": route.key, "server": server, **described})
@@ -244,7 +236,6 @@ class ParameterServer(HierarchicalExchange):
         return server, of_machine, channel.aggregated, channel.gathered, channel.dtype, layout
 
     def _route(self, channel: Channel, key: int, lanes: Iterator[NDArray]) -> Route:
-        """The route of a channel's messages to a server and back."""
         shared = self._shared.get(channel)
         if shared is None:
             if channel.framed:
@@ -254,7 +245,7 @@ class ParameterServer(HierarchicalExchange):
             return Dense(self._kv, key, channel)
         kind = Payloads if channel.framed else SummedRows
         lane = next(lanes) if shared.owned else None
-        return OfMachine(shared, kind(self._kv, key, channel, lane=lane, place=self._machine))
+        return OfMachine(shared, kind(self._kv, key, channel, lane=lane, sender=self._machine))
 
     def _description(self, channel: Channel) -> Dict[str, Any]:
         """The configuration that the server needs for a channel that travels in rows."""

@@ -34,7 +34,6 @@ def pack(message: Message) -> NDArray:
 
 
 def unpack(packed: NDArray) -> Message:
-    """The reverse of `pack`."""
     data = packed.asnumpy().ravel()
     (length,) = data[:_LENGTH_BYTES].view(np.uint32)
     return json.loads(data[_LENGTH_BYTES:length].tobytes())

@@ -51,7 +51,6 @@ class Pages:
         self._pulled: Optional[RowSparseNDArray] = None
 
     def first(self) -> RowSparseNDArray:
-        """The initial value of the key."""
         return full(np.empty(0, np.uint8))
 
     def push(self, page: Optional[np.ndarray] = None) -> None:

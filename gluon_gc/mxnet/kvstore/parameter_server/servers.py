@@ -23,8 +23,6 @@ _CONTROLLER = 0  # the number of a command that MXNet's server passes to its con
 
 
 class KeyAllocator:
-    """Hands out unused KVStore keys for a given server."""
-
     def __init__(self, num_servers: int) -> None:
         self._next = [0] * num_servers
 
@@ -51,11 +49,9 @@ class Servers:
         self.init(keys, [greeting.first() for greeting in self._greetings])
 
     def key(self, server: int) -> int:
-        """A new key that MXNet sends to this server."""
         return self._allocator.key(server)
 
     def keys(self) -> List[int]:
-        """A new key for each server."""
         return [self.key(server) for server in range(self.count)]
 
     def open(
@@ -74,7 +70,6 @@ class Servers:
                 self.kv.init(keys, first)
 
     def configure(self, keys: List[Dict[str, Any]]) -> None:
-        """Send the configuration of keys to the servers. Only rank 0 sends it."""
         if self.kv.rank == 0:
             self.command("configure", keys)
 
@@ -87,8 +82,8 @@ class Servers:
         """Let the servers compare all workers' messages, which wait in the user's `call`."""
         packed = control_messages.pack(message)
         with self._progress.waiting(call):
-            answers = [greeting.exchange([packed]) for greeting in self._greetings]
-            unpacked = [control_messages.unpack(answer) for (answer,) in answers]
+            answers = [greeting.exchange(packed) for greeting in self._greetings]
+            unpacked = [control_messages.unpack(answer) for answer in answers]
             self.kv._barrier()  # rank 0 sends no further command before all have their answers
         return next(filter(None, unpacked), {})
 
