@@ -39,7 +39,7 @@ OF_OTHERS = {
     "torch/groups.py": {"_device_types", "_get_backend"},
     "torch/gradients/optimizer_hooks.py": {"_optimizer_step_pre_hooks"},
     "torch/byteps/rendezvous.py": {"_get_default_store"},
-    "torch/byteps/single_tensors.py": {"_indices", "_values"},
+    "torch/byteps/push_pull.py": {"_indices", "_values"},
     "torch/gradients/undo.py": {
         "_C",
         "_current_graph_task_id",

@@ -137,7 +137,6 @@ class _Late:
 
 
 def _new(kind: type, *arguments: Any) -> Any:
-    """Like `copyreg.__newobj__`, but for any class."""
     return kind.__new__(kind, *arguments)
 
 
@@ -201,14 +200,11 @@ def CrossBarrier(
     optimizer.register_state_dict_pre_hook(_finish_optimizer)
     optimizer.register_load_state_dict_pre_hook(_finish_optimizer)
     if not isinstance(model, _Late):
-        model.__class__ = type(type(model).__name__, (_Late, type(model)), _names(type(model)))
+        kind = type(model)
+        printed_as = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        model.__class__ = type(kind.__name__, (_Late, kind), printed_as)
     vars(model).setdefault(_CROSSINGS, []).append(optimizer._averager)
     return optimizer
-
-
-def _names(kind: type) -> Dict[str, str]:
-    """Return the attributes that make a subclass print like this class."""
-    return {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
 
 
 def _finish(model: Any) -> None:
@@ -227,8 +223,6 @@ def _finish_optimizer(optimizer: Optimizer, *state_dict: Any) -> None:
 
 
 class _Update(NamedTuple):
-    """A pending update of the parameters of one bucket."""
-
     under_way: UnderWay  # the averages of their gradients
     groups: List[Dict[str, Any]]  # the optimizer's, at the time of its step
 
@@ -253,7 +247,7 @@ class _CrossingAverager(Averager):
         self._updates: Dict[torch.Tensor, _Update] = {}  # pending ones, by parameter
         self._late: Collection[torch.Tensor] = ()  # parameters that were only updated in backward
         self._hooks = _ForwardHooks(model, self._enter)
-        self._overlap, self._reordered = _Overlap(), False
+        self._overlap, self._reordered = Overlap(), False
         super().__init__(optimizer, passes, state)
         state.gradients.weight_check.leave()  # workers may apply their last updates at other times
 
@@ -339,7 +333,6 @@ class _CrossingAverager(Averager):
         self._finish(self._updates.keys() - self._hooks.reported)
 
     def take_gradients(self) -> None:
-        """Set all gradients to None."""
         for parameter in self.state.parameters.values():
             parameter.grad = None
 
@@ -389,7 +382,6 @@ class _CrossingAverager(Averager):
 
     @contextmanager
     def _as_it_was(self, groups: List[Dict[str, Any]]) -> Iterator[None]:
-        """Return a context in which the optimizer has these parameter groups."""
         contents = vars(self._optimizer)
         current, contents["param_groups"] = contents["param_groups"], groups
         try:
@@ -464,7 +456,6 @@ class _ForwardHooks:
         return {caller for outer in self._around[module] for caller in self._callers(outer)}
 
     def enter(self, module: Module) -> None:
-        """Handle the start of a module's forward."""
         if self._needs is None:
             self._called.add(module)
         else:
@@ -485,36 +476,36 @@ class _ForwardHook:
         return _ForwardHook, ()
 
 
-class _Overlap:
+class Overlap:
     """Measures the share of a step's averaging time that backward hides."""
 
     def __init__(self) -> None:
         self.begun = 0  # steps
-        self._shares: List[float] = []
+        self._share: Optional[float] = None  # of the last measured step
         self._start = self._returned = self._done = 0.0
 
     def begin(self) -> None:
         """Record that averaging begins in a new step. The previous step is complete."""
         if self._returned and self._done:  # backward has computed all gradients
             backward, whole = self._returned - self._start, self._done - self._start
-            self._shares.append(backward / max(backward, whole))
+            self._share = backward / max(backward, whole)
         self.begun += 1
         self._start, self._returned, self._done = time.perf_counter(), 0.0, 0.0
 
     def follow(self, average: Future) -> None:
         """Record when an average is complete."""
-        average.add_done_callback(lambda done: self._note())
 
-    def _note(self) -> None:
-        self._done = time.perf_counter()
+        def note(done: Future) -> None:
+            self._done = time.perf_counter()
+
+        average.add_done_callback(note)
 
     def backward_returns(self) -> None:
-        """Record that backward has computed all gradients."""
         self._returned = time.perf_counter()
 
     def share(self) -> Optional[float]:
         """Return the share of the last measured step, or None if no step was measured."""
-        return self._shares[-1] if self._shares else None
+        return self._share
 
 
 def reordered(items: Sequence[_Item], sizes: Sequence[int], share: float) -> List[_Item]:

@@ -12,18 +12,10 @@ from . import staging
 
 
 class DeclaredTensor(NamedTuple):
-    """A tensor that workers will exchange.
-
-    Parameters
-    ----------
-    plan : Tensor
-    wire : torch.dtype
-        The dtype of its values if they are sent uncompressed.
-    device : torch.device
-    """
+    """A tensor that workers will exchange."""
 
     plan: Tensor
-    wire: torch.dtype
+    wire: torch.dtype  # of its values if they are sent uncompressed
     device: torch.device
 
 
@@ -32,22 +24,11 @@ def declared(
     like: torch.Tensor,
     params: CompressionParams,
     index: int,
-    size: Optional[int] = None,
+    size: Optional[int] = None,  # a complex element counts as two
     called: str = "",
     on_nonfinite: str = "propagate",
 ) -> DeclaredTensor:
-    """Return a declared tensor with the dtype and the device of another tensor.
-
-    Parameters
-    ----------
-    name : str
-    like : Tensor
-    params : CompressionParams
-    index, called, on_nonfinite
-        See `plan.Tensor`.
-    size : int, optional
-        The number of elements; a complex element counts as two. Default: the size of `like`.
-    """
+    """Return a declared tensor with the dtype and the device of another tensor."""
     size = staging.real_numel(like) if size is None else size
     dtype = staging.planned_dtype(like.dtype)
     plan = Tensor(name, size, dtype, params, index, called, on_nonfinite)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
 import torch
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from ...algorithms.adam import Update
 from ..gradients.optimizer_hooks import param_groups
+from ..gradients.optimizers import KNOWN
 from ..optimizer.copies import kind_of
 
 _REFUSED = ("amsgrad", "maximize", "fused", "capturable", "differentiable")
@@ -18,26 +19,18 @@ _REFUSED = ("amsgrad", "maximize", "fused", "capturable", "differentiable")
 class WrappedAdam:
     """PyTorch's front end of `algorithms.adam.Adam`, for one step.
 
-    The moments are the optimizer's own tensors.
-
-    Parameters
-    ----------
-    optimizer : Adam or AdamW
-    parameters : mapping of str to Parameter
-        By name. Each one that is not frozen has a gradient.
+    The moments are the optimizer's own tensors. Each parameter that is not frozen has a gradient.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
-        self._groups = dict(_groups_of(optimizer))
+        self._groups, self._kind = dict(_groups_of(optimizer)), kind_of(optimizer)
 
     def moments(self, name: str) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return exp_avg and exp_avg_sq of a parameter."""
         state = self._state(name)
         return torch.atleast_1d(state["exp_avg"]), torch.atleast_1d(state["exp_avg_sq"])
 
     def betas(self, name: str) -> Tuple[float, float]:
-        """Return the decay rates of the moments."""
         beta1, beta2 = self._group(name)["betas"]
         return float(beta1), float(beta2)
 
@@ -49,7 +42,6 @@ class WrappedAdam:
         return torch.atleast_1d(parameter.grad + decay * parameter.detach())
 
     def as_float(self, number: torch.Tensor) -> float:
-        """Return the value of a tensor with one element."""
         return float(number)
 
     def count(self) -> None:
@@ -86,12 +78,12 @@ class WrappedAdam:
         return self._groups[self._parameters[name]]
 
     def _is_decoupled(self, name: str) -> bool:
-        default = kind_of(self._optimizer) is AdamW  # older versions do not say it in the group
+        # Older versions do not say it in the group.
+        default = any(k.kind is self._kind and k.decouples_decay for k in KNOWN)
         return self._group(name).get("decoupled_weight_decay", default)
 
 
 def _groups_of(optimizer: Optimizer) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
-    """Yield each parameter of an optimizer with its group."""
     for group in param_groups(optimizer):
         for parameter in group["params"]:
             yield parameter, group
@@ -100,18 +92,9 @@ def _groups_of(optimizer: Optimizer) -> Iterator[Tuple[torch.Tensor, Dict[str, A
 def require_adam(
     name: str, optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> None:
-    """Raise ValueError unless an optimizer is an Adam that an algorithm can work with.
-
-    Parameters
-    ----------
-    name : str
-        The name of the algorithm.
-    optimizer : Optimizer
-    parameters : mapping of str to Parameter
-        The parameters that the workers average, by name.
-    """
+    """Raise ValueError unless an optimizer is an Adam that an algorithm can work with."""
     kind = kind_of(optimizer)
-    if kind not in (Adam, AdamW):
+    if kind not in [known.kind for known in KNOWN if known.is_adam]:
         raise ValueError(
             f"algorithm {name} needs torch.optim.Adam or torch.optim.AdamW, got {kind.__name__}"
         )

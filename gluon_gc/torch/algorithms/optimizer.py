@@ -10,7 +10,6 @@ from inspect import signature
 from typing import Any, Callable, Iterator, List, Mapping, Optional
 
 import torch
-import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ...algorithms import Algorithm
@@ -18,7 +17,7 @@ from ...algorithms.requirements import require_on_nonfinite
 from ..gradients.scaler import if_enabled
 from ..gradients.settings import checked_passes
 from ..optimizer.copies import Distributed, kind_of
-from .state import AlgorithmState, Overrides
+from .state import AlgorithmState
 
 
 class Stepping(Distributed):
@@ -71,16 +70,11 @@ def with_algorithm(
     algorithm: Algorithm,
     option_given: bool,
     compression_params: Optional[Mapping[str, Any]],
-    process_group: Optional[dist.ProcessGroup] = None,
-    overrides: Optional[Overrides] = None,
     on_nonfinite: str = "raise",
     grad_scaler: Optional[Any] = None,
-) -> Optimizer:
-    """Make an optimizer step by an algorithm.
-
-    `option_given`: see `AutomaticAlgorithm`. The other arguments are those of
-    `DistributedOptimizer`.
-    """
+    **options: Any,
+) -> None:
+    """Make an optimizer step by an algorithm; see `AlgorithmState` and `DistributedOptimizer`."""
     if if_enabled(grad_scaler) is not None:
         raise ValueError(
             f"grad_scaler is for gradients that are averaged: with algorithm {algorithm.name}, "
@@ -96,15 +90,13 @@ def with_algorithm(
         option_given,
         compression_params,
         optimizer,
-        process_group,
-        overrides,
-        on_nonfinite,
+        on_nonfinite=on_nonfinite,
+        **options,
     )
     vars(optimizer).pop("step", None)  # a learning-rate scheduler's wrapper; `update` calls it
     step = torch.compiler.disable(Stepping.step)  # in case that a script compiles it
     optimizer.__class__ = type(kind.__name__, (Stepping, kind), {"step": step})
     optimizer._algorithm, optimizer._update = state, update
-    return optimizer
 
 
 def _require_optional_closure(name: str, optimizer: Optimizer) -> None:
@@ -146,7 +138,7 @@ def _step_of_all(optimizer: Stepping, closure: Optional[Callable[[], Any]]) -> A
 
 def _call_hooks(optimizer: Stepping) -> None:
     """Call the hooks of an optimizer's step. Without gradients, its step does nothing else."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = _parameters(optimizer)
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -168,14 +160,14 @@ def _unscaled(optimizer: Stepping) -> Iterator[Optional[bool]]:
     overflows = bool(taken["found_inf"]) if "found_inf" in taken else None
     try:
         if not overflows and taken.get("grad_scale") is not None:
-            _multiply_gradients(optimizer, 1.0 / float(taken["grad_scale"]))
+            factor = 1.0 / float(taken["grad_scale"])
+            for parameter in _parameters(optimizer):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
         yield overflows
     finally:
         attributes.update(taken)  # the scaler deletes them
 
 
-def _multiply_gradients(optimizer: Optimizer, factor: float) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
+def _parameters(optimizer: Optimizer) -> List[torch.nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Callable, Dict, Iterable, List, Mapping, Optional
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.futures import Future
@@ -15,45 +16,47 @@ from ...algorithms.base import Arrays, Round, Shapes
 from ...algorithms.driver import is_declared, undeclared
 from ...compression import CompressionParams
 from ...plan import Tensor
-from .. import staging
+from .. import gpu, staging
 from ..declared_tensor import DeclaredTensor, declared
 from ..exchange import Exchange
 from ..job import Job, future_on, resolving
 from ..pipeline import Pipeline
-from .framework import PyTorch
-from .own_gradients import is_frozen
 
 Tensors = Dict[str, torch.Tensor]
 
 
+class PyTorch:
+    """PyTorch's side of `algorithms.framework.Framework`."""
+
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    def in_host_memory(self, array: torch.Tensor) -> bool:
+        return gpu.in_host_memory(array.device)
+
+    def to_numpy(self, array: torch.Tensor) -> np.ndarray:
+        """Return the values as a NumPy array. It shares the memory of a tensor on the CPU."""
+        return array.detach().cpu().numpy()
+
+    def from_numpy(self, values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with these values on the device of `like`."""
+        return torch.from_numpy(values).to(like.device)
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b
+
+    def wait(self, arrays: Iterable[torch.Tensor]) -> None:
+        """Return at once: a failed average has raised its error before."""
+
+
+def is_frozen(parameter: torch.nn.Parameter) -> bool:
+    """Return whether a parameter needs no gradient and has none, so that optimizers skip it."""
+    return not parameter.requires_grad and parameter.grad is None
+
+
 class Rounds:
-    """Averages vectors for an algorithm: PyTorch's front end of `algorithms.driver.Driver`.
-
-    Parameters
-    ----------
-    about : Facts
-        Facts that must be the same on all workers.
-    parameters : mapping of str to Parameter
-        By name.
-    params : mapping of str to CompressionParams
-        For each parameter, the compression of its vectors.
-    group : ProcessGroup, optional
-        The workers. Default: all workers.
-    step : callable
-        Returns the number of the current step.
-
-    Attributes
-    ----------
-    exchanges : dict of str to Exchange
-        The exchange for each kind of round.
-    framework : PyTorch
-        Functions of PyTorch that algorithms call.
-    counts : Counter
-        The number of rounds of each kind.
-    meeting : Exchange
-        Compares the rounds of all workers before they are made. It has no tensors, because rounds
-        may be under way in the other exchanges.
-    """
+    """Averages vectors for an algorithm: PyTorch's front end of `algorithms.driver.Driver`."""
 
     def __init__(
         self,
@@ -61,30 +64,28 @@ class Rounds:
         parameters: Mapping[str, torch.nn.Parameter],
         params: Mapping[str, CompressionParams],
         group: Optional[dist.ProcessGroup],
-        step: Callable[[], int],
+        step: Callable[[], int],  # returns the number of the current step
     ) -> None:
         self._about, self._group, self._step = about, group, step
         self.framework = PyTorch()
         self._parameters, self._params = parameters, params
         self._shapes: Dict[str, Shapes] = {}  # by the kind of round
         self._compressed: Dict[str, bool] = {}  # by the kind of round
-        self.exchanges: Dict[str, Exchange] = {}
-        self.counts: Counter[str] = Counter()
+        self.exchanges: Dict[str, Exchange] = {}  # by the kind of round
+        self.counts: Counter[str] = Counter()  # of the rounds of each kind
         self._epoch: Optional[int] = None
+        # It compares the rounds of all workers before they are made. It has no tensors, because
+        # rounds may be under way in the other exchanges.
         self.meeting = Exchange(group)
         self.meeting.declare((), about=about)
-        self._beginning = Pipeline([lambda begin: begin()], _nothing, _nothing)
+        self._beginning = Pipeline([lambda begin: begin()], lambda *_: None, lambda *_: None)
 
     def parameters(self) -> Tensors:
-        """Return this worker's parameters, in the model's memory, detached from autograd.
-
-        Algorithms index arrays, so scalars have one dimension.
-        """
+        """Return the parameters, in the model's memory. Algorithms index arrays, also scalars."""
         parameters = self._parameters.items()
         return {name: torch.atleast_1d(parameter.detach()) for name, parameter in parameters}
 
     def gradients(self) -> Tensors:
-        """Return this worker's own gradients, of the parameters that have one."""
         parameters = self._parameters.items()
         return {name: torch.atleast_1d(p.grad) for name, p in parameters if p.grad is not None}
 
@@ -99,10 +100,7 @@ class Rounds:
         self.exchanges[kind] = exchange
 
     def renew(self, about: Facts, params: Mapping[str, CompressionParams]) -> None:
-        """Forget all rounds. They must be declared again, with these facts and this compression.
-
-        Residuals start from zero.
-        """
+        """Forget all rounds and residuals. The rounds must be declared again."""
         self._about, self._params = about, params
         for exchange in self.exchanges.values():
             exchange.close()
@@ -110,13 +108,11 @@ class Rounds:
         self._shapes.clear()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the compressors the epoch, counted from 0."""
         self._epoch = epoch
         for exchange in self.exchanges.values():
             exchange.set_epoch(epoch)
 
     def tensors(self) -> List[Tensor]:
-        """Return the vectors of all rounds."""
         return [tensor.plan for kind in self._shapes for tensor in self._tensors(kind)]
 
     def _tensors(self, kind: str) -> List[DeclaredTensor]:
@@ -139,12 +135,6 @@ class Rounds:
 
         The result waits, and returns the averages in new memory. The workers compare their requests
         first, on a thread of its own. If `request.waits`, this call waits for the comparison.
-
-        Raises
-        ------
-        RuntimeError
-            The workers request different rounds. All workers raise it. The result raises one if a
-            vector of any worker has a NaN or an infinity.
         """
         vectors = {name: vector.detach().clone() for name, vector in request.vectors.items()}
         step, by_device = self._step(), defaultdict(dict)
@@ -179,7 +169,15 @@ class Rounds:
 
     def _require_same(self, request: Round, step: int) -> None:
         """Raise a RuntimeError on all workers unless all request the same declared round."""
-        declared = is_declared(request, self._unfrozen()) and self._have_own_dtypes(request)
+        frozen = [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
+        left_out = set(frozen)
+        unfrozen = {
+            kind: {name: shape for name, shape in shapes.items() if name not in left_out}
+            for kind, shapes in self._shapes.items()
+        }
+        declared = is_declared(request, unfrozen) and all(
+            vector.dtype == self._parameters[name].dtype for name, vector in request.vectors.items()
+        )
         kind = list(self.exchanges).index(request.kind) if declared else -1
         names = zlib.crc32("\n".join(request.vectors).encode())
         doing = "make a round of the algorithm"
@@ -189,43 +187,21 @@ class Rounds:
                 "step": step,
                 "round": request.kind,
                 "a declared round": declared,
-                "frozen": self._frozen(),
+                "frozen": frozen,
             }
             vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
             self.meeting.agree([("the algorithm", facts), *vectors], doing)
         if not declared:
             raise undeclared(request, step)
 
-    def _frozen(self) -> List[str]:
-        return [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
-
-    def _unfrozen(self) -> Dict[str, Shapes]:
-        """Return the declared shapes without those of frozen parameters, by the kind of round."""
-        frozen = set(self._frozen())
-        return {
-            kind: {name: shape for name, shape in shapes.items() if name not in frozen}
-            for kind, shapes in self._shapes.items()
-        }
-
-    def _have_own_dtypes(self, request: Round) -> bool:
-        """Return whether the vectors have the dtypes of their parameters."""
-        vectors = request.vectors.items()
-        return all(vector.dtype == self._parameters[name].dtype for name, vector in vectors)
-
     def require_open(self) -> None:
-        """Raise a RuntimeError if the exchanges are closed."""
         for exchange in self.exchanges.values():
             exchange.require_open()
 
     def close(self) -> None:
-        """Stop the threads."""
         self._beginning.close()
         for exchange in (self.meeting, *self.exchanges.values()):
             exchange.close()
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing when a round has begun."""
 
 
 def _averaged(exchange: Exchange, staged: staging.Staged) -> Future[List[str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Union
 
+import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
@@ -21,8 +22,7 @@ from ..gradients.optimizer_hooks import require_averaged
 from ..gradients.settings import chosen_params, facts_of, named
 from ..state import algorithms as algorithm_saving
 from .adam import WrappedAdam, require_adam, require_settings
-from .own_gradients import fill_gradients, first_nonfinite, require_unfrozen
-from .rounds import Rounds
+from .rounds import Rounds, is_frozen
 
 Overrides = Mapping[str, Optional[Mapping[str, Any]]]
 
@@ -30,36 +30,10 @@ Overrides = Mapping[str, Optional[Mapping[str, Any]]]
 class AlgorithmState:
     """The state of an algorithm for the parameters of an optimizer, and its rounds.
 
-    Parameters
-    ----------
-    named_parameters : iterable of (str, Parameter)
-    algorithm : Algorithm
-    option_given : bool
-        See `AutomaticAlgorithm`.
-    compression_params : dict, optional
-        The compression of the vectors that are averaged. With "auto", the workers choose after the
-        first steps.
-    optimizer : Optimizer
-    process_group : ProcessGroup, optional
-    overrides : mapping, optional
-        See `CompressionState`.
-    on_nonfinite : str
-        "skip": all workers leave out a step in which a gradient of one has a NaN or an infinity.
-        The algorithm must average gradients. "raise": one in a round is an error.
-
-    Attributes
-    ----------
-    parameters : dict of str to Parameter
-        By name. A tied parameter has its first name.
-    aliases : dict of str to str
-        The other names of tied parameters, and their names in `parameters`.
-    automatic : AutomaticAlgorithm, optional
-        What "auto" chooses. None: no parameter has the compressor "auto".
-    driver : Driver
-    rounds : Rounds
-    optimizer : Optimizer
-    is_closed : bool
-        Whether `close` was called.
+    compression_params are those of the vectors that are averaged. With "auto", the workers choose
+    after the first steps. on_nonfinite="skip" is for algorithms that average gradients: all workers
+    leave out a step in which a gradient of one has a NaN or an infinity. "raise": one in a round is
+    an error. `option_given`: see `AutomaticAlgorithm`.
     """
 
     def __init__(
@@ -73,7 +47,7 @@ class AlgorithmState:
         overrides: Optional[Overrides] = None,
         on_nonfinite: str = "raise",
     ) -> None:
-        self.parameters, _, self.aliases = named(named_parameters)
+        self.parameters, _, self.aliases = named(named_parameters)  # as of CompressionState
         for name, parameter in self.parameters.items():
             require_floats(algorithm.name, name, str(parameter.dtype).rpartition(".")[2])
         if algorithm.needs_adam:
@@ -98,12 +72,11 @@ class AlgorithmState:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm. It has no rounds while "auto" has not chosen."""
+        """It has no rounds while "auto" has not chosen."""
         return self._given if self.automatic is None else self.automatic.algorithm
 
     @property
     def params(self) -> Dict[str, CompressionParams]:
-        """The compression of each parameter's vectors, by name."""
         return self._requested if self.automatic is None else self.automatic.params
 
     @property
@@ -115,44 +88,32 @@ class AlgorithmState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far."""
         return self.driver.steps
 
     def step(self, update: Callable[[], None], overflows: Optional[bool] = None) -> bool:
         """Make a step, in which the algorithm may call `update`. All workers call this.
 
-        Parameters
-        ----------
-        update : callable
-        overflows : bool, optional
-            If the algorithm averages gradients: whether this worker's GradScaler has found an
-            infinity. All workers then leave the step out. None: there is no scaler.
-
-        Returns
-        -------
-        Whether the step was made.
+        `overflows`: if the algorithm averages gradients, whether this worker's GradScaler has found
+        an infinity; None without a scaler. If one has, all workers leave the step out, and the
+        result is False.
         """
         self.rounds.require_open()
         require_averaged(self.optimizer, self._known)
-        require_unfrozen(self.algorithm, self.parameters)
+        _require_unfrozen(self.algorithm, self.parameters)
         if self.algorithm.needs_adam:
             require_settings(self.algorithm.name, self.optimizer)
         averages = self.algorithm.averages_gradients
         if not self._agreed:
             settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
             self._agree([("", settings)] if averages else [])
-        if self.automatic is not None and self.automatic.due():
-            self._decide()
+        if self.automatic is not None and self.automatic.due():  # on all workers together
+            tensors = self.rounds.tensors()
+            shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
+            self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
         if averages:
             return self._step_of_all(update, overflows)
         self.driver.step(update)
         return True
-
-    def _decide(self) -> None:
-        """Let "auto" choose. All workers call this together."""
-        tensors = self.rounds.tensors()
-        shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
-        self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
 
     def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
         """Make a step of an algorithm that averages gradients; see `step`."""
@@ -162,7 +123,7 @@ class AlgorithmState:
                 return False
         elif self._on_nonfinite == "skip" and self._finds_nonfinite():
             return False
-        fill_gradients(self.algorithm.name, self.parameters)
+        _fill_gradients(self.algorithm.name, self.parameters)
         needs_adam = self.algorithm.needs_adam
         self.driver.step(
             update, WrappedAdam(self.optimizer, self.parameters) if needs_adam else None
@@ -171,7 +132,7 @@ class AlgorithmState:
 
     def _finds_nonfinite(self) -> bool:
         """Return whether a gradient of any worker has a NaN or an infinity, and log its name."""
-        mine = first_nonfinite(self.parameters.values())
+        mine = _first_nonfinite(self.parameters.values())
         numbers = self.rounds.meeting.gather_numbers([mine], "compare gradients")
         found = max(number for (number,) in numbers)
         if found < 0:
@@ -237,7 +198,6 @@ class AlgorithmState:
         return found
 
     def _begin_stats(self) -> None:
-        """Average over the steps from here on."""
         self._stats_from = self.steps
         self.rounds.counts.clear()
 
@@ -256,22 +216,11 @@ class AlgorithmState:
     ) -> None:
         """Continue from the `state_dict` of this worker. All workers call this.
 
-        Parameters and the optimizer's state are overwritten.
-
-        Parameters
-        ----------
-        state_dict : mapping or sequence of mapping
-            The state_dict of this worker. If the number of workers has changed: the state_dicts of
-            all former workers. Residuals are then summed over the former workers and divided
-            equally among the current ones, with a warning. With n former workers, rank r gets the
-            parameters and the optimizer's state of former rank r modulo n.
-
-        Raises
-        ------
-        ValueError
-            The state_dict does not fit. Nothing was changed.
-        RuntimeError
-            The state_dict of another worker does not fit, or is of another step. The same holds.
+        Parameters and the optimizer's state are overwritten. If the number of workers has changed,
+        pass the state_dicts of all former workers: residuals are then summed over them and divided
+        equally, with a warning. With n former workers, rank r gets the parameters and the
+        optimizer's state of former rank r modulo n. If a state_dict does not fit, an error is
+        raised on all workers, and nothing has changed.
         """
         self.rounds.require_open()
         self.driver.finish()
@@ -282,3 +231,36 @@ class AlgorithmState:
         """Stop the threads. No step can be made afterwards."""
         self.is_closed = True
         self.rounds.close()
+
+
+def _require_unfrozen(algorithm: Algorithm, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        if not (parameter.requires_grad or algorithm.allows_freezing):
+            raise RuntimeError(
+                f"parameter {name} was frozen after DistributedOptimizer was made, but algorithm "
+                f"{algorithm.name} would still change it: unfreeze it, or make a new optimizer"
+            )
+
+
+def _fill_gradients(name: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Set missing gradients to zeros, except of frozen parameters; ValueError if one is sparse."""
+    for parameter_name, parameter in parameters.items():
+        if is_frozen(parameter):
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.layout is not torch.strided:
+            raise ValueError(
+                f"algorithm {name} needs dense gradients, but the gradient of parameter "
+                f"{parameter_name} is sparse"
+            )
+
+
+def _first_nonfinite(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Return the number of the first parameter whose gradient has a NaN or an infinity, or -1."""
+    gradients = [(i, p.grad) for i, p in enumerate(parameters) if p.grad is not None]
+    if not gradients:
+        return -1
+    device = gradients[0][1].device
+    finite = torch.stack([gradient.isfinite().all().to(device) for _, gradient in gradients])
+    return next((i for (i, _), good in zip(gradients, finite.tolist()) if not good), -1)

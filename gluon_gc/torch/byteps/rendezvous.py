@@ -1,4 +1,4 @@
-"""Rendezvous: the workers of a job meet at a torch.distributed store that all of them can reach.
+"""Rendezvous: the workers of a job join at a torch.distributed store that all of them can reach.
 
 torchrun provides a store. With other launchers, worker 0 has it. All workers know its address from
 the environment (`places`), or from the scheduler if bpslaunch has started one.
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ... import env
 from ...env import Cluster, ConfigurationError
 from ...launch import places
-from ...launch.joining import join
+from ...launch.joining import join as join_cluster
 from ...launch.leaving import ending
 from ...launch.lifeline import Lifeline
 from ...launch.places import Place
@@ -28,8 +28,8 @@ _DEFAULT_TIMEOUT = timedelta(minutes=30)  # the default of torch.distributed
 _GRACE = 2  # seconds that worker 0 waits longer, so that the others still reach its store
 
 
-class Meeting(NamedTuple):
-    """A store, and this worker's rank among the workers that meet there."""
+class Rendezvous(NamedTuple):
+    """A store, and this worker's rank among the workers that use it."""
 
     store: dist.Store
     rank: int
@@ -37,14 +37,7 @@ class Meeting(NamedTuple):
 
 
 class _Member:
-    """This worker in a cluster with a scheduler. The scheduler ends all nodes when one fails.
-
-    Parameters
-    ----------
-    lifeline : Lifeline
-    store : TCPStore, optional
-        On worker 0: the store that all workers connect to.
-    """
+    """This worker in a cluster with a scheduler. The scheduler ends all nodes when one fails."""
 
     def __init__(self, lifeline: Lifeline, store: Optional[dist.TCPStore]) -> None:
         self.lifeline, self.store = lifeline, store
@@ -59,74 +52,56 @@ class _Member:
         ending().abandoned()
 
 
-_meeting: Optional[Meeting] = None  # a process meets the others once
+_joined: Optional[Rendezvous] = None  # a process joins the others once
 _member: Optional[_Member] = None
 _resumptions = itertools.count()  # numbers the calls of go_on, so that each has its own store keys
 
 
-def meet(timeout: Optional[timedelta]) -> Meeting:
-    """Meet the other workers of the job that the environment describes.
+def join(timeout: Optional[timedelta]) -> Rendezvous:
+    """Join the other workers of the job that the environment describes, the first time.
 
-    Parameters
-    ----------
-    timeout : timedelta, optional
-        The longest time that the store waits for a value from another worker.
-
-    Raises
-    ------
-    ConfigurationError
-        The environment says that there are other workers, but not how to reach them.
-    ConnectionError
-        Other workers did not connect within GLUON_GC_CONNECT_TIMEOUT.
+    The store waits for `timeout` for a value from another worker.
     """
-    global _meeting
-    if _meeting is None:
-        _meeting = _met(timeout or _DEFAULT_TIMEOUT)
-        _meeting.store.set_timeout(timeout or _DEFAULT_TIMEOUT)
-    return _meeting
+    global _joined
+    if _joined is None:
+        _joined = _join(timeout or _DEFAULT_TIMEOUT)
+        _joined.store.set_timeout(timeout or _DEFAULT_TIMEOUT)
+    return _joined
 
 
-def leave() -> Meeting:
-    """Return the meeting of the current workers, for a later `go_on`."""
-    store = dist.distributed_c10d._get_default_store() if _meeting is None else _meeting.store
-    return Meeting(store, dist.get_rank(), dist.get_world_size())
+def leave() -> Rendezvous:
+    """Return the rendezvous of the current workers, for a later `go_on`."""
+    store = dist.distributed_c10d._get_default_store() if _joined is None else _joined.store
+    return Rendezvous(store, dist.get_rank(), dist.get_world_size())
 
 
-def go_on(meeting: Meeting) -> None:
-    """Wait for the other workers of a meeting. It is the result of the next `meet`.
-
-    Raises
-    ------
-    ValueError
-        The workers have different sizes, or two of them have the same rank.
-    ConnectionError
-        Other workers did not come within GLUON_GC_CONNECT_TIMEOUT.
-    """
-    global _meeting
-    store = dist.PrefixStore(f"gluon_gc resume {next(_resumptions)}", meeting.store)
-    patience, claim = env.get("GLUON_GC_CONNECT_TIMEOUT"), json.dumps(meeting[1:])
-    keys = [str(number) for number in range(1, meeting.size + 1)]
+def go_on(former: Rendezvous) -> None:
+    """Wait for the other workers of a former rendezvous. It is the result of the next `join`."""
+    global _joined
+    store = dist.PrefixStore(f"gluon_gc resume {next(_resumptions)}", former.store)
+    seconds, claim = env.get("GLUON_GC_CONNECT_TIMEOUT"), json.dumps(former[1:])
+    keys = [str(number) for number in range(1, former.size + 1)]
     try:
         store.set(str(store.add("claims", 1)), claim)
         with suppress(dist.DistStoreError):  # the missing workers are named below
-            store.wait(keys, timedelta(seconds=patience))
+            store.wait(keys, timedelta(seconds=seconds))
         claims = [json.loads(store.get(key)) for key in keys if store.check([key])]
-        if len(claims) < meeting.size:
+        if len(claims) < former.size:
             store.set("given up", "")
         given_up = store.check(["given up"])
     except RuntimeError as error:
         raise ConnectionError(
-            f"worker {meeting.rank} cannot meet the others again: {str(error).splitlines()[0]}; "
+            f"worker {former.rank} cannot meet the others again: {str(error).splitlines()[0]}; "
             "without torchrun, the process of the former worker 0 must still be running"
         ) from error
-    _require_different(claims, meeting.size)
-    missing = set(range(meeting.size)).difference(rank for rank, _ in claims)
-    late = ", ".join(f"worker {rank}" for rank in sorted(missing)) or f"worker {meeting.rank}"
+    _require_different(claims, former.size)
+    missing = set(range(former.size)).difference(rank for rank, _ in claims)
+    late = ", ".join(f"worker {rank}" for rank in sorted(missing)) or f"worker {former.rank}"
     if given_up:
         raise ConnectionError(
-            f"{late} did not call resume within {patience} s (GLUON_GC_CONNECT_TIMEOUT)"
+            f"{late} did not call resume within {seconds} s (GLUON_GC_CONNECT_TIMEOUT)"
         )
-    _meeting = meeting
+    _joined = former
 
 
 def _require_different(claims: Sequence[Tuple[int, int]], size: int) -> None:
@@ -156,7 +131,7 @@ def join_scheduler() -> None:
         host = env.get("DMLC_NODE_HOST") or _own_address(cluster)
         store = _reach(host, 0, 0, cluster.total_workers)  # port 0: any free port
         address = host, store.port
-    lifeline = join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"), "torch", address)
+    lifeline = join_cluster(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"), "torch", address)
     _member = _Member(lifeline, store)
     ending().concerns(_member)
 
@@ -166,55 +141,54 @@ def _has_scheduler() -> bool:
     return env.distributed() and not under_torchrun and env.get("DMLC_NUM_SERVER") > 0
 
 
-def _met(timeout: timedelta) -> Meeting:
+def _join(timeout: timedelta) -> Rendezvous:
     place = places.of_bpslaunch() or places.find()
     join_scheduler()
     if place is None or place.size == 1:
         places.require_alone()
-        return Meeting(dist.HashStore(), 0, 1)
+        return Rendezvous(dist.HashStore(), 0, 1)
     env.export_local(place.local_rank, place.local_size)
     groups.TRANSPORT.prepare()
     if _member is not None:
         store = _member.store or _reach(*_member.lifeline.store, place.rank, place.size)
     elif place.launcher == "torchrun" and env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
-        return Meeting(*next(dist.rendezvous("env://", timeout=timeout)))
+        return Rendezvous(*next(dist.rendezvous("env://", timeout=timeout)))
     else:
         store = _reach(*places.address(place), place.rank, place.size)
     _wait_for_all(store, place)
-    return Meeting(store, place.rank, place.size)
+    return Rendezvous(store, place.rank, place.size)
 
 
 def _reach(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
-    """Connect to worker 0's store at this address; worker 0 creates it."""
-    patience = env.get("GLUON_GC_CONNECT_TIMEOUT")
-    timeout = timedelta(seconds=patience)
+    seconds = env.get("GLUON_GC_CONNECT_TIMEOUT")
+    timeout = timedelta(seconds=seconds)
     try:
         return dist.TCPStore(host, port, size, rank == 0, timeout, wait_for_workers=False)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ConnectionError(
-            f"worker {rank} cannot reach worker 0's store at {host}:{port} within {patience} s: "
+            f"worker {rank} cannot reach worker 0's store at {host}:{port} within {seconds} s: "
             f"{reason}"
         ) from None
 
 
 def _wait_for_all(store: dist.Store, place: Place) -> None:
-    patience = env.get("GLUON_GC_CONNECT_TIMEOUT")
+    seconds = env.get("GLUON_GC_CONNECT_TIMEOUT")
     grace = _GRACE if place.rank == 0 else 0
     names = [f"worker {rank}" for rank in range(place.size)]
     try:
         store.set(names[place.rank], "")
-        store.wait(names, timedelta(seconds=patience + grace))
+        store.wait(names, timedelta(seconds=seconds + grace))
     except RuntimeError:
-        raise ConnectionError(_why_not_all(store, names, patience)) from None
+        raise ConnectionError(_why_not_all(store, names, seconds)) from None
 
 
-def _why_not_all(store: dist.Store, names: List[str], patience: int) -> str:
+def _why_not_all(store: dist.Store, names: List[str], seconds: int) -> str:
     try:
         missing = ", ".join(name for name in names if not store.check([name]))
     except RuntimeError:
         return "worker 0 has ended before all workers had come"
-    return f"{missing} did not come within {patience} s (GLUON_GC_CONNECT_TIMEOUT)"
+    return f"{missing} did not come within {seconds} s (GLUON_GC_CONNECT_TIMEOUT)"
 
 
 def _own_address(cluster: Cluster) -> str:

@@ -54,7 +54,7 @@ def init(lazy: bool = True, timeout: Union[None, float, timedelta] = None) -> No
         rendezvous.join_scheduler()
         return
     timeout = groups.timeout()
-    store, rank, size = rendezvous.meet(timeout)
+    store, rank, size = rendezvous.join(timeout)
     store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
     dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Collection, List, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Collection, List, Mapping, Optional, Tuple
 
 import torch
 from torch.optim import Optimizer
@@ -78,7 +78,6 @@ class HookCheck(StepObserver):
         self._state = weakref.ref(state)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Raise a RuntimeError if this optimizer steps parameters of the state."""
         state = self._state()
         if state is None or not state.gradients.has_computed:
             return
@@ -126,14 +125,15 @@ class OptimizerCheck(StepObserver):
         self._averaged = True
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Raise a RuntimeError if this optimizer must not step some of the parameters."""
         groups = param_groups(optimizer)
         if self._harmless.get(optimizer) == len(groups):
             return
         if self._belongs(optimizer):
             self._averaged = False
             return
-        parameters = [p for group in groups for p in group["params"] if self._is_affected(p)]
+        exempted = () if self._skips else self._compression.without_momentum
+        affected = {p for p, name in self._names.items() if name not in exempted}
+        parameters = [p for group in groups for p in group["params"] if p in affected]
         if not parameters:
             self._harmless[optimizer] = len(groups)
             return
@@ -148,11 +148,6 @@ class OptimizerCheck(StepObserver):
                     "and on_nonfinite='skip'"
                 )
 
-    def _is_affected(self, parameter: torch.Tensor) -> bool:
-        name = self._names.get(parameter)
-        exempted = () if self._skips else self._compression.without_momentum
-        return name is not None and name not in exempted
-
     def _belongs(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer is that of the state, or a part of it, or contains it.
 
@@ -161,14 +156,6 @@ class OptimizerCheck(StepObserver):
         own = self._optimizer
         is_part = optimizer in contained(own) or own in contained(optimizer)
         return is_part or optimizer.state is own.state
-
-
-class WeightSample(NamedTuple):
-    """A few weights of one parameter, for the stamp of a later step."""
-
-    number: int = 0  # the position of the parameter, from 1. 0: there is no sample
-    weight: float = 0.0  # the first of the weights
-    largest: float = 0.0  # the largest magnitude among them
 
 
 class WeightCheck(StepObserver):
@@ -189,21 +176,23 @@ class WeightCheck(StepObserver):
         self._number = 0
         self._outermost: Callable[[], Optional[Optimizer]] = lambda: None  # whose step runs
 
-    def begin(self) -> WeightSample:
-        """Begin a step, and return the last sample."""
+    def begin(self) -> Tuple[int, float, float]:
+        """Begin a step, and return the last sample.
+
+        It is the number of a parameter, from 1, the first of a few of its weights, and the largest
+        magnitude among them. Number 0: there is no sample.
+        """
         self._step, self._averaged = self._step + 1, True
         values = self._read()
         if values is None:
-            return WeightSample()
-        return WeightSample(self._number, float(values[0]), float(values.abs().max()))
+            return 0, 0.0, 0.0
+        return self._number, float(values[0]), float(values.abs().max())
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Remember the outermost step."""
         if self._outermost() is None:
             self._outermost = weakref.ref(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Take a sample if the outermost step has applied averages to some of the parameters."""
         if self._outermost() is not optimizer:
             return
         self._outermost = lambda: None

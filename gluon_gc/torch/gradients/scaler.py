@@ -64,7 +64,6 @@ class ScaleWatch:
             )
 
     def close(self) -> None:
-        """Stop watching."""
         _watches.discard(self)
 
 

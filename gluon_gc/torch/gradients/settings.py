@@ -21,8 +21,6 @@ _WRAPPERS = ("module.", "_orig_mod.")  # name prefixes of DistributedDataParalle
 
 
 class Named(NamedTuple):
-    """Parameters by name."""
-
     trained: Dict[str, torch.nn.Parameter]  # they need gradients
     frozen: Dict[str, torch.nn.Parameter]
     aliases: Dict[str, str]  # further names of tied parameters, and their names in the other dicts

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import (
-    Any,
-    Callable,
+    TYPE_CHECKING,
     Collection,
     Dict,
     Iterable,
     List,
     Mapping,
     Optional,
-    Protocol,
     Set,
 )
 
@@ -36,6 +35,9 @@ from .optimizer_hooks import around_update, param_groups, weakly
 from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
 from .undo import Undo
+
+if TYPE_CHECKING:
+    from ..optimizer.distributed import Averager
 
 
 class GradientCompression:
@@ -118,19 +120,6 @@ class GradientCompression:
         ]
 
 
-class Leader(Protocol):
-    """Starts the exchanges of a GradientSteps itself, as DistributedOptimizer's averager does."""
-
-    def ready(self, parameter: torch.Tensor) -> None:
-        """Called after backward has added to a gradient."""
-
-    def before_step(self) -> None:
-        """Called before the optimizer steps."""
-
-    def finish(self) -> None:
-        """Called before residuals and momentum are saved, loaded or configured."""
-
-
 class GradientSteps:
     """Averages the gradients of a model's parameters, step by step.
 
@@ -157,33 +146,38 @@ class GradientSteps:
         self._nonfinite: List[str] = []  # names of parameters, in the last step
         self._stamp = header.SAME
         self._continued: Set[str] = set()  # names whose last average is in the gradients
+        self._at_close = ExitStack()
+        if momentum is not None:
+            self._at_close.callback(momentum.give_back)
         skips = self._on_nonfinite == "skip"
         self._optimizer_check: Optional[OptimizerCheck] = None
         if momentum is not None or skips:
             self._optimizer_check = OptimizerCheck(self._names, compression, optimizer, skips)
+            self._at_close.callback(self._optimizer_check.leave)
         self.undo = Undo(parameters, self._take_back)
+        self._at_close.callback(self.undo.leave)
         self.weight_check = WeightCheck(parameters)
-        self._leader: Optional[Leader] = None
-        self._handles: List[Any] = []  # of the leader's hooks
-        self._leave_optimizer: Callable[[], None] = lambda: None
+        self._at_close.callback(self.weight_check.leave)
+        self._averager: Optional[Averager] = None
         if optimizer is not None:
-            self._leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
+            leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
+            self._at_close.callback(leave_optimizer)
         self.closed = ""  # if it is closed or suspended: the error message of the next step
-        unknown = grad_scaler is None and any(p.keeps_state for p in compression.params.values())
-        called = "CompressionState or DistributedOptimizer"
-        self._scale_watch = ScaleWatch(parameters.values(), called) if unknown else None
+        if grad_scaler is None and any(p.keeps_state for p in compression.params.values()):
+            called = "CompressionState or DistributedOptimizer"
+            self._at_close.callback(ScaleWatch(parameters.values(), called).close)
         closing.opened(self)  # only the hooks may still refer to this object at shutdown
 
-    def follow(self, leader: Leader) -> None:
-        """Let a leader start the exchanges from now on."""
-        self._leader = leader
-        ready = weakly(leader.ready)
-        self._handles = [p.register_post_accumulate_grad_hook(ready) for p in self._names]
+    def follow(self, averager: Averager) -> None:
+        """Tell an averager of gradients and steps. It starts the exchanges."""
+        self._averager, ready = averager, weakly(averager.ready)
+        for parameter in self._names:
+            handle = parameter.register_post_accumulate_grad_hook(ready)
+            self._at_close.callback(handle.remove)
 
     def finish(self) -> None:
-        """Wait until nothing is under way."""
-        if self._leader is not None:
-            self._leader.finish()
+        if self._averager is not None:
+            self._averager.finish()
 
     def take_computed(self, names: Iterable[str]) -> Set[str]:
         """Return the parameters among `names` with a gradient from backward since the last call."""
@@ -224,14 +218,14 @@ class GradientSteps:
         self._ratios = self.rates.advance(self._current_rates())
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
-        number, *weights = self.weight_check.begin()
+        sample, weight, largest = self.weight_check.begin()
         self._stamp = header.Stamp(
             self._begun % 2**32,
             self.undo.digest,
             checksum,
-            sample=number,
-            weight=header.bits(weights[0]),
-            largest=header.bits(weights[1]),
+            sample=sample,
+            weight=header.bits(weight),
+            largest=header.bits(largest),
         )
 
     def _follow_momentum(self, momentum: Momentum) -> None:
@@ -332,8 +326,8 @@ class GradientSteps:
 
     def _before_step(self) -> None:
         """Apply momentum, or make the optimizer skip this step."""
-        if self._leader is not None:
-            self._leader.before_step()
+        if self._averager is not None:
+            self._averager.before_step()
         if self._nonfinite and self._on_nonfinite == "skip":
             logger.warning(
                 "step %d is skipped: the gradient of parameter %s has a NaN or an infinity",
@@ -353,7 +347,6 @@ class GradientSteps:
             self._momentum.after_step()
 
     def apply_momentum(self, names: Iterable[str]) -> None:
-        """Apply momentum to the averaged gradients of these parameters."""
         if self._momentum is not None:
             pairs = [(name, self._parameters[name]) for name in names]
             self._momentum.before_step(pairs, self.compression.without_momentum)
@@ -380,15 +373,5 @@ class GradientSteps:
         """Remove the hooks, give the momentum back to the optimizer, and close the exchange."""
         if not self.closed:
             self.closed = "this CompressionState is closed"
-            for handle in self._handles:
-                handle.remove()
-            self._leave_optimizer()
-            if self._scale_watch is not None:
-                self._scale_watch.close()
-            if self._momentum is not None:
-                self._momentum.give_back()
-            if self._optimizer_check is not None:
-                self._optimizer_check.leave()
-            self.undo.close()
-            self.weight_check.leave()
+            self._at_close.close()
             self.compression.exchange.close()

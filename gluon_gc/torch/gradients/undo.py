@@ -14,7 +14,6 @@ from __future__ import annotations
 import weakref
 import zlib
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import (
     Any,
@@ -50,12 +49,10 @@ from .optimizer_hooks import (
 _FIRST = 4096  # elements that `is_nonzero` reads before it reads all
 
 
-@dataclass(eq=False)
 class _Average:
     """An average that no optimizer has applied, as far as is known."""
 
-    excluded: bool  # the script has said that no optimizer will apply it
-    gradient: Callable[[], Any] = lambda: None  # refers weakly to it, when backward returned
+    gradient: Optional[weakref.ref] = None  # the gradient when backward returned
     version: int = 0  # of this gradient
     old: bool = False  # an optimizer has since stepped other parameters
     # Whether the gradient still had the average when backward last added to it. None: it has not.
@@ -66,13 +63,20 @@ class _Average:
     unless: Tuple[Callable[[], bool], ...] = ()
     versions: Tuple[int, int] = (0, 0)  # of parameter and gradient, before the step under way
 
+    def __init__(self, excluded: bool) -> None:
+        self.excluded = excluded  # the script has said that no optimizer will apply it
+
+    def is_in(self, gradient: torch.Tensor) -> bool:
+        known = self.gradient is not None and self.gradient() is gradient
+        return known and gradient._version == self.version
+
 
 class Undo(StepObserver):
     """Records for each parameter whether an optimizer has applied its last average.
 
     `take_back` takes back the exchange of the tensors with these names. Its second argument says
-    whether they are all tensors of the last step. `in_use` returns the names among the given ones
-    whose averages are still in the gradients of a worker, if no worker knows it of others' shards.
+    whether they are all tensors of the last step. `in_use` is for sharded gradients: it returns the
+    names among the given ones whose averages are still in the gradients of any worker.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class Undo(StepObserver):
         self.computed: Set[str] = set()  # gradients from backward. Whoever averages them takes them
         self._warned = self._excludes = False
         self._knows_all = in_use is None
-        self._in_use = in_use or self._kept
+        self._in_use = in_use or (lambda names: {name for name in names if self.keeps(name)})
         self._task = -1  # the number of the backward pass whose end is awaited
         self._marked: Dict[str, _Average] = {}  # that the step under way applies, as far as known
         self._closures = 0  # that are running
@@ -137,7 +141,7 @@ class Undo(StepObserver):
                 self._shown.add(name)
 
     def note_zeros(self, averages: Mapping[str, torch.Tensor]) -> None:
-        """Record which averages are zero by chance, so that a zero does not say that they went."""
+        """Record which averages are zero by chance: their zeros do not say that they went."""
         for name, values in averages.items():
             if name in self._averages:
                 self._averages[name].zero = ~is_nonzero(values)
@@ -167,9 +171,8 @@ class Undo(StepObserver):
         finally:
             self._excludes = before
 
-    def close(self) -> None:
-        """Remove all hooks."""
-        self.leave()
+    def leave(self) -> None:
+        super().leave()
         for handle in self._handles:
             handle.remove()
 
@@ -237,9 +240,6 @@ class Undo(StepObserver):
             if gradient is not None:
                 average.gradient, average.version = weakref.ref(gradient), gradient._version
 
-    def _kept(self, names: Collection[str]) -> Set[str]:
-        return {name for name in names if self.keeps(name)}
-
     def keeps(self, name: str) -> bool:
         """Return whether a gradient has its average, on this worker, which nobody set to zero."""
         kept = self._averages[name].kept
@@ -289,7 +289,6 @@ class Undo(StepObserver):
         return with_closure(args, kwargs, counted)
 
     def before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Mark what a step without a closure applies."""
         if closure_of(args, kwargs) is None:
             self._mark(optimizer)
 
@@ -305,13 +304,11 @@ class Undo(StepObserver):
                     continue
                 if average.kept is False:
                     continue
-                version = gradient._version
-                is_as_delivered = average.gradient() is gradient and average.version == version
-                if overflow is None and (is_as_delivered or not self._knows_all):
+                if overflow is None and (average.is_in(gradient) or not self._knows_all):
                     del self._averages[name]
                 else:
                     changed[name] = gradient
-                average.versions = parameter._version, version
+                average.versions = parameter._version, gradient._version
                 self._marked[name] = average
         if changed:
             for name, unless in self._unless(changed, overflow).items():
@@ -323,19 +320,18 @@ class Undo(StepObserver):
         """Find averages that the step has not applied."""
         self._mark(optimizer)
         for name, average in self._marked.items():
-            if name not in self._averages and self._was_left_out(name, average):
-                self._averages[name] = average
+            parameter, (version, _) = self._parameters[name], average.versions
+            if parameter._version == version and name not in self._averages:
+                if self._was_reset(name, average):
+                    self._averages[name] = average
         for average in self._averages.values():
             average.old = True
         self._marked.clear()
 
-    def _was_left_out(self, name: str, average: _Average) -> bool:
-        """Return whether a step has reset a gradient instead of updating the parameter."""
-        parameter, (before, gradient_before) = self._parameters[name], average.versions
-        if parameter._version != before:
-            return False
-        gradient = parameter.grad
-        if gradient is None or gradient._version == gradient_before or not self._knows_all:
+    def _was_reset(self, name: str, average: _Average) -> bool:
+        """Return whether a step that has not updated a parameter has reset its gradient."""
+        gradient, (_, version) = self._parameters[name].grad, average.versions
+        if gradient is None or gradient._version == version or not self._knows_all:
             return gradient is None
         return not average.zero and not is_nonzero(gradient)
 
@@ -356,7 +352,7 @@ class Undo(StepObserver):
         if overflow is not None:
             zeros = zeros | (overflow.to(zeros.device) != 0)
         values = gpu.copied_later(zeros)
-        return {name: partial(_item, values, i) for i, name in enumerate(gradients)}
+        return {name: lambda i=i: bool(values()[i]) for i, name in enumerate(gradients)}
 
     def _settle(self) -> None:
         """Find out whether steps have applied the averages that they may have applied."""
@@ -364,10 +360,6 @@ class Undo(StepObserver):
             if not all(unless() for unless in average.unless):
                 del self._averages[name]
             average.unless = ()
-
-
-def _item(values: Callable[[], torch.Tensor], i: int) -> bool:
-    return bool(values()[i])
 
 
 def is_nonzero(gradient: Optional[torch.Tensor]) -> torch.Tensor:

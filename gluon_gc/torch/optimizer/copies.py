@@ -9,32 +9,29 @@ from torch.optim import Optimizer
 from ..gradients.optimizer_hooks import let_step_call_hooks
 
 
-class Distributed:
+class _Added:
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _copied, (kind_of(self), self.__getstate__())
+
+
+class Distributed(_Added):
     """Added to the class of an optimizer that was made distributed."""
 
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return _copied, (kind_of(self), self.__getstate__())
 
-
-class _Copied:
+class _Copied(_Added):
     """Added to the class of a copied or unpickled distributed optimizer, which cannot step."""
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return _copied, (kind_of(self), self.__getstate__())
 
 
 def kind_of(optimizer: Optimizer) -> Type[Optimizer]:
     """Return the class that an optimizer had before it was made distributed."""
-    return next(c for c in type(optimizer).__mro__ if not issubclass(c, (Distributed, _Copied)))
+    return next(c for c in type(optimizer).__mro__ if not issubclass(c, _Added))
 
 
 def restore(optimizer: Optimizer) -> None:
-    """Give an optimizer the class back that it had before it was made distributed."""
     optimizer.__class__ = kind_of(optimizer)
 
 
 def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
-    """Return the unpickled optimizer."""
     copied_class = type(kind.__name__, (_Copied, kind), {})
     optimizer = copied_class.__new__(copied_class)
     optimizer.__setstate__(contents)

@@ -49,19 +49,10 @@ Bucket = Sequence[torch.nn.Parameter]
 
 
 class UnderWay(NamedTuple):
-    """A bucket whose gradients are being averaged."""
-
     future: Future[Any]
     bucket: Bucket
     # The dense tensors that become the averages; empty for a sparse gradient.
     values: Mapping[torch.Tensor, torch.Tensor]
-
-
-class _Made(NamedTuple):
-    """A gradient as backward left it."""
-
-    gradient: torch.Tensor
-    version: int
 
 
 class Averager:
@@ -77,7 +68,7 @@ class Averager:
         self.state, self._optimizer = state, optimizer
         self.skips = False  # whether the optimizer steps without averaging
         self._buckets: Optional[List[Bucket]] = None  # unknown until the first gradients exist
-        self._averages: Dict[torch.Tensor, weakref.ref] = {}
+        self._averages: Dict[torch.Tensor, Callable[[], Any]] = {}  # weak references to them
         self._begin()
         state.gradients.follow(self)
         # A script may compile a whole step, but torch.compile cannot trace these methods.
@@ -88,21 +79,19 @@ class Averager:
         averagers[next(_numbers)] = self
 
     def set_passes(self, passes: int) -> None:
-        """Set the number of backward passes per step."""
         self.passes = checked_passes(passes)
 
     def _begin(self) -> None:
-        """Prepare for the gradients of a new step."""
         self._passes: Dict[torch.Tensor, int] = dict.fromkeys(self.state.parameters.values(), 0)
         self._left = len(self._passes)  # the parameters that wait for further backward passes
-        self._made: Dict[torch.Tensor, _Made] = {}
+        # The gradients as backward left them, with their versions.
+        self._made: Dict[torch.Tensor, Tuple[torch.Tensor, int]] = {}
         self._under_way: List[UnderWay] = []
         self._averaged = False
 
     # Backward
 
     def ready(self, parameter: torch.Tensor) -> None:
-        """Handle a gradient that backward has added to."""
         if self._dropped(parameter):
             self.drop()
         name = self.state.name_of(parameter)
@@ -116,7 +105,7 @@ class Averager:
                 f"backward_passes_per_step ({self.passes}) times before step(); to skip a step, "
                 "call the optimizer's zero_grad()"
             )
-        self._made[parameter] = _Made(parameter.grad, parameter.grad._version)
+        self._made[parameter] = parameter.grad, parameter.grad._version
         self._passes[parameter] += 1
         self._left -= self._passes[parameter] == self.passes
         if self._buckets is not None:
@@ -132,7 +121,7 @@ class Averager:
         """Return whether a gradient of backward was replaced or set to None without a step."""
         if self._averaged:
             return self._averages[parameter]() is not parameter.grad
-        return parameter in self._made and self._made[parameter].gradient is not parameter.grad
+        return parameter in self._made and self._made[parameter][0] is not parameter.grad
 
     def _hand_over(self, all_of_them: bool = False) -> None:
         """Start to average the complete buckets, in their order, up to the first incomplete one."""
@@ -144,7 +133,10 @@ class Averager:
             self._under_way.append(average(bucket, begins))
 
     def _dense(self, bucket: Bucket, begins: bool) -> UnderWay:
-        values = {p: _as_dense(p) for p in bucket}
+        values = {
+            p: torch.zeros_like(p, requires_grad=False) if p.grad is None else p.grad.to_dense()
+            for p in bucket
+        }
         named = {self.state.name_of(parameter): tensor for parameter, tensor in values.items()}
         absent = {self.state.name_of(p) for p in bucket if p.grad is None}
         return UnderWay(self.state.average(named, begins, absent), bucket, values)
@@ -172,7 +164,9 @@ class Averager:
         self._begin()
         for part in under_way:
             self._deliver(part)
-        self._averages = {p: _reference(p.grad) for p in self._passes}
+        self._averages = {
+            p: (lambda: None) if p.grad is None else weakref.ref(p.grad) for p in self._passes
+        }
         self._averaged = True
         self.state.gradients.undo.delivered()
 
@@ -217,7 +211,6 @@ class Averager:
         self._begin()
 
     def _require_unchanged(self) -> None:
-        """Raise a RuntimeError if a gradient was changed after backward computed it."""
         for parameter, (gradient, version) in self._made.items():
             if parameter.grad is not gradient or gradient._version != version:
                 raise RuntimeError(
@@ -241,18 +234,6 @@ def _buckets(
         buckets[-1].append(parameter)
         size += _BUCKET_BYTES if alone else parameter.numel() * parameter.itemsize
     return buckets
-
-
-def _as_dense(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a parameter's gradient as a dense tensor: itself if dense, zeros if None."""
-    if parameter.grad is None:
-        return torch.zeros_like(parameter, requires_grad=False)
-    return parameter.grad.to_dense()
-
-
-def _reference(tensor: Optional[torch.Tensor]) -> Callable[[], Optional[torch.Tensor]]:
-    """Return a function that returns the tensor while it exists, without keeping it alive."""
-    return (lambda: None) if tensor is None else weakref.ref(tensor)
 
 
 class Averaging(Distributed):

@@ -15,7 +15,7 @@ from ...state.division import Share, arrays_of_worker
 from .. import groups
 from ..byteps import push_pull as functions
 from ..byteps import rendezvous, runtime
-from ..byteps.rendezvous import Meeting
+from ..byteps.rendezvous import Rendezvous
 from ..gathering import gather
 from ..gradients.state import CompressionState
 from ..optimizer.distributed import Averager, averagers
@@ -70,7 +70,7 @@ def _sums(state: CompressionState) -> Arrays:
 class _Suspended(NamedTuple):
     """The data with which a worker resumes."""
 
-    meeting: Meeting  # of the former workers
+    rendezvous: Rendezvous  # of the former workers
     kept: List[_Kept]
     declared: Dict[str, CompressionParams]  # the compression of push_pull's tensors
 
@@ -129,15 +129,15 @@ def resume(
     global _suspended
     if _suspended is None:
         raise RuntimeError("bps.resume() must follow bps.suspend(), which was not called")
-    meeting, kept, declared = _suspended
-    _require(num_workers, "num_workers", 1, meeting.size)
-    rank = meeting.rank if global_rank == -1 else global_rank
+    former, kept, declared = _suspended
+    _require(num_workers, "num_workers", 1, former.size)
+    rank = former.rank if global_rank == -1 else global_rank
     _require(rank, "global_rank", 0, num_workers - 1)
-    here = Meeting(meeting.store, int(rank), int(num_workers))
+    here = Rendezvous(former.store, int(rank), int(num_workers))
     rendezvous.go_on(here)
     runtime.init(timeout=groups.timeout())
     _suspended = None
-    all_are_there = all(gather(here == meeting, "call resume"))
+    all_are_there = all(gather(here == former, "call resume"))
     for compression_state in kept:
         compression_state.give_back(all_are_there)
     functions.declare_again(declared)
