@@ -32,10 +32,9 @@ def arrays_of_worker(
     """The arrays with which a worker continues, given those of all former workers, by rank.
 
     Without `shares`, it continues as the former worker with its rank. With the share of each
-    compressed tensor, each worker gets an equal share of the sum of residuals and momenta, so the
-    sum stays the same, and the random stream of rank 0, jumped ahead to its own part unless all
-    nodes draw the same numbers. The arrays of one worker may already be such a sum.
-
+    compressed tensor, it gets an equal share of the sum of residuals and momenta, so the sum stays
+    the same. It then continues the random stream of rank 0, jumped ahead to its own part unless all
+    nodes draw the same numbers. The arrays of a single worker may already be such sums.
     `aggregating` has more arrays of aggregators.
     """
     own = arrays[rank % len(arrays)]
