@@ -37,7 +37,7 @@ GPU := build/gpu
 CORE_REQUIREMENTS := requirements/build.txt requirements/test.txt
 # The dependencies of gluon_gc without MXNet, in their newest versions.
 DEPENDENCIES := numpy xxhash
-CORE_TESTS := tests/core $(addprefix tests/test_,compression.py cutting.py env.py imports.py launcher.py plan.py)
+CORE_TESTS := tests/neutral --ignore tests/neutral/installation tests/launch/test_launcher.py
 
 # PyTorch has its own environment, without MXNet and with the newest NumPy. MXNet's examples use
 # GluonCV, which cannot be imported if a current PyTorch is installed.
@@ -140,7 +140,7 @@ sanitize: $(VENV)/.built
 	@echo "== Running the kernels' tests under sanitizers"
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 GLUON_GC_LIBRARY="$(CURDIR)/$(SANITIZE)/libgluon_gc.so" \
-	  $(PY) -m pytest -q tests/core
+	  $(PY) -m pytest -q tests/neutral/kernels tests/neutral/compressors
 	@echo "== Building the fuzz harnesses with AddressSanitizer, and running the inputs that the fuzzer found"
 	$(PY) -m pytest -q $(CORPUS)
 

@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 
-from tests.core import low_rank
+from tests.neutral.kernels import low_rank
 
 
 def plain_mean(kind, name, vectors):

@@ -1,16 +1,15 @@
 """Example compression_params of every compressor, for tests that run with all of them.
 
-They are PARAMS of tests/core/test_NAME.py, or made from the first of its OPTIONS. COMPRESSORS
-leaves out compressors that accumulate (dgc): these have their own feedback, momentum and tests.
-ONE_OF_EACH has the example with a compressor's name, for tests of what does not depend on the
-compressor's options.
+They are PARAMS of tests/neutral/compressors/test_NAME.py, or made from the first of its OPTIONS.
+COMPRESSORS leaves out compressors that accumulate (dgc): these have their own feedback, momentum
+and tests. ONE_OF_EACH has the example with a compressor's name, for tests of what does not depend
+on the compressor's options.
 """
 
 from typing import Any, Dict
 
 from gluon_gc.compression import registry
-
-from .core.compressors import tests_of
+from tests.neutral.compressors.cases import tests_of
 
 
 def params_of(name: str) -> Dict[str, Dict[str, Any]]:

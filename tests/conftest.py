@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gluon_gc.log import logger
-from tests.distributed import standing
+from tests.mxnet.cluster import standing
+from tests.mxnet.cluster.cluster import Cluster
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "example"
 FOLDERS = ("", "cifar100", "digits", "imagenet", "mnist")
@@ -16,18 +17,18 @@ sys.path[:0] = [str(EXAMPLE / folder) for folder in FOLDERS]
 
 
 LONGEST = (
-    "test_installation.py",
-    "test_docs_training.py",
-    "distributed/test_leaving.py",
-    "distributed/test_bad_network.py",
-    "distributed/test_stalls.py",
-    "distributed/test_same_as_torch.py",
-    "distributed/test_benchmark.py",
-    "distributed/test_checkpoint.py",
-    "distributed/test_kill_matrix.py",
-    "distributed/test_restarts.py",
+    "installation/test_installation.py",
+    "docs/test_training.py",
+    "launch/test_leaving.py",
+    "exchange/test_bad_network.py",
+    "launch/test_stalls.py",
+    "exchange/test_same_as_torch.py",
+    "examples/test_benchmark.py",
+    "states/test_checkpoint.py",
+    "launch/test_kill_matrix.py",
+    "launch/test_restarts.py",
     "cuda/test_equal_bytes.py",
-    "test_adding_a_compressor.py",
+    "docs/test_adding_a_compressor.py",
 )
 
 
@@ -60,6 +61,20 @@ def data(tmp_path_factory):
     for name in make_data.FORMATS:
         make_data.make(name, folder / name, train=64, validation=22, classes=10)
     return folder
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Creates a `Cluster`, and ends it after the test."""
+    clusters = []
+
+    def make(workers, servers, **variables):
+        clusters.append(Cluster(tmp_path, workers, servers, **variables))
+        return clusters[-1]
+
+    yield make
+    for started in clusters:
+        started.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)

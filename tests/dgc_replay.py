@@ -8,9 +8,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .core import sparse_replay
-from .core.replay import bytes_of
-from .core.sums import l2_norm
+from tests.neutral.compressors import sparse_replay
+from tests.neutral.compressors.replay import bytes_of
+from tests.neutral.kernels.sums import l2_norm
+
 from .replay import draws
 
 

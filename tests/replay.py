@@ -8,8 +8,7 @@ import numpy as np
 
 from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, parse
-
-from .core.compressors import tests_of
+from tests.neutral.compressors.cases import tests_of
 
 WORD = 2**64
 State = Tuple[int, int]

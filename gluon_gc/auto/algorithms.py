@@ -21,8 +21,7 @@ def automatic(
 ) -> Optional[AutomaticAlgorithm]:
     """Return "auto" for an algorithm; None if no parameter has the compressor "auto".
 
-    `wait` returns when this worker has done all the computation that it has queued. The other
-    parameters are those of `AutomaticAlgorithm`.
+    `wait` returns when this worker has done all the computation that it has queued.
     """
     if all(each.accuracy is None for each in params.values()):
         return None

@@ -17,10 +17,9 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from .. import compression, env
-from ..launch import ps_lite
-from ..launch.joining import join
 from ..launch.leaving import die
-from ..launch.lifeline import Lifeline
+from ..launch.scheduler import ps_lite
+from ..launch.scheduler.lifeline import Lifeline, join
 from ..log import logger
 from .engine import operators, trace
 from .exchange.codec import MessageCodec, Part

@@ -13,9 +13,9 @@ import pytest
 from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, registry
 from gluon_gc.mxnet.engine import operators
-from tests.core.compressors import options_of
-from tests.test_message_codec import Message, failing, payloads_in
-from tests.unmetered import Node
+from tests.mxnet.compressors.test_message_codec import Message, failing, payloads_in
+from tests.mxnet.compressors.unmetered import Node
+from tests.neutral.compressors.cases import options_of
 
 FACTOR = 0.7
 ON_GPU = {"dithering": {"fixed_width": True}}

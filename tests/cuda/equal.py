@@ -8,8 +8,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 import numpy as np
 
 from gluon_gc import kernels
-from tests.core import arrays
-from tests.core.compressors import (
+from tests.neutral.compressors.cases import (
     START,
     accumulates,
     copy_of,
@@ -21,7 +20,8 @@ from tests.core.compressors import (
     same_states,
     together,
 )
-from tests.core.distributions import DISTRIBUTIONS
+from tests.neutral.compressors.distributions import DISTRIBUTIONS
+from tests.neutral.kernels import arrays
 
 SIZES = (0, 1, 31, 32, 33, 1023, 1024, 1025, 3 * 1024 + 40, 9 * 1024)
 RATIOS = (1.0, 0.5, 1.0, 2.0, 2.0)

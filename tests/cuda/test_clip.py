@@ -8,7 +8,7 @@ import pytest
 
 from gluon_gc.kernels.library import Clipping, Values, check, library
 from gluon_gc.mxnet.engine import operators
-from tests.core import arrays
+from tests.neutral.kernels import arrays
 
 STREAM, SCALE = 9, 1 / 3
 SIZES = (0, 1, 31, 1000, 1024, 1025, 5, 70001, 2**20 + 4321)

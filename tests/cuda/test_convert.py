@@ -9,7 +9,7 @@ import pytest
 
 from gluon_gc.kernels.library import Conversion, check, library
 from gluon_gc.mxnet.engine import operators
-from tests.core import arrays
+from tests.neutral.kernels import arrays
 
 DTYPES = ("float16", "float32", "float64")
 SCALES = (1.0, 1 / 3, -2.5, 1e-5, np.inf, np.nan)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gluon_gc import kernels
-from tests.core.compressors import options_of, positions, together
-from tests.core.distributions import DISTRIBUTIONS
+from tests.neutral.compressors.cases import options_of, positions, together
+from tests.neutral.compressors.distributions import DISTRIBUTIONS
 
 from . import emulator, equal
 

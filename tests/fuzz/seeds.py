@@ -9,8 +9,8 @@ from typing import Any, Dict, Iterator, List
 import numpy as np
 
 from gluon_gc import kernels
-from tests.core.arrays import awkward
-from tests.core.compressors import accumulates, options_of
+from tests.neutral.compressors.cases import accumulates, options_of
+from tests.neutral.kernels.arrays import awkward
 
 START = (0x243F6A8885A308D3, 0x13198A2E03707344)  # as in the harnesses
 SIZES = (1, 40, 300, 70_144)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gluon_gc import state as checkpoint
-from tests.test_states import trained
+from tests.mxnet.states.test_states import trained
 
 MARGIN = 1 << 20
 DIGEST_BYTES = 16

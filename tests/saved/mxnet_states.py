@@ -49,7 +49,7 @@ def link_of(bytes_per_second):
     """In the block, "auto" measures this link, compressors and steps that take no time."""
     from gluon_gc.auto import probe
     from gluon_gc.auto.choice import Link, Speed, Way
-    from gluon_gc.auto.step_clock import StepClock
+    from gluon_gc.auto.local_steps import StepClock
 
     way, nothing = Way(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
     really = probe.link, probe.speeds, StepClock.seconds

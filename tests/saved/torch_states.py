@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 import gluon_gc.torch as bps
 from gluon_gc.auto import probe
 from gluon_gc.auto.choice import Link, Speed, Way
-from gluon_gc.auto.step_clock import StepClock
+from gluon_gc.auto.local_steps import StepClock
 from tests.torch.workers import run
 
 FILE = Path(__file__).with_name("torch.pt.xz")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Dict, List, Mapping
 from unittest import mock
 
-from tests.distributed.nursery import die_with_parent
+from tests.mxnet.cluster.nursery import die_with_parent
 from tests.processes import free_port
 
 IMPORTED = ["gluon_gc.torch", "tests.torch.test_workers"]

@@ -1,8 +1,8 @@
-"""A worker that averages the gradients of tests.distributed.jobs, like `several_steps` there.
+"""A worker that averages known gradients, like `steps` of tests/mxnet/exchange/test_two_way.py.
 
     torchrun ... replayed.py ARGUMENTS.json FOLDER
 
-Writes FOLDER/RANK.npz with the same names as `several_steps`.
+Writes FOLDER/RANK.npz, in which each result has the name of its arguments before its own.
 """
 
 import json
@@ -50,16 +50,19 @@ def steps(arguments):
         optimizer.step()
     for name, parameter in parameters.items():
         result[f"w{name[1:]}"] = parameter.detach().numpy()
-    result["row"] = np.array(bps.rank())
+    result["row"] = bps.rank()
     state.close()
     return result
 
 
 def main():
     bps.init()
-    results = {}
-    for way, arguments in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-        results.update((f"{way}/{name}", array) for name, array in steps(arguments).items())
+    ways = json.loads(Path(sys.argv[1]).read_text())
+    results = {
+        f"{way}/{name}": array
+        for way, arguments in ways.items()
+        for name, array in steps(arguments).items()
+    }
     np.savez(Path(sys.argv[2], f"{bps.rank()}.npz"), **results)
     bps.shutdown()
 

@@ -31,7 +31,7 @@ from tests.torch.common import (
     train,
     trained,
 )
-from tests.torch.test_cross_barrier import cross_barrier
+from tests.torch.optimizers.test_cross_barrier import cross_barrier
 from tests.torch.workers import on_workers
 
 SCRIPTS = Path(__file__).parents[1] / "byteps_scripts" / "pytorch"

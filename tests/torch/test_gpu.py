@@ -3,8 +3,10 @@
 import pytest
 
 from tests.cuda import emulator
+from tests.torch.algorithms import test_algorithm
+from tests.torch.optimizers import test_optimizers
 
-from . import test_algorithm, test_fsdp, test_optimizers, test_workers
+from . import test_fsdp, test_workers
 from .workers import run
 
 pytestmark = pytest.mark.xdist_group("emulator")  # to build the emulator once

@@ -6,8 +6,8 @@ import sys
 from typing import Callable, List, Optional, Union
 
 from ... import env
-from ...launch import places
 from ...launch.leaving import failure
+from ...launch.rank import launchers
 from ...log import warn_of_misspelt
 from ..exchange.exchange import Exchange
 from ..kvstore import CompressingKVStore
@@ -67,19 +67,19 @@ def _of_environment() -> str:
         return "horovod"
     if env.shares_machine():
         return "machine"
-    place = None if env.is_worker() else places.find()
+    place = None if env.is_worker() else launchers.find()
     if place is not None and place.size > 1:
         raise env.ConfigurationError(
             f"{place}, but MXNet's workers need servers or Horovod: start them with bpslaunch or "
             "horovodrun"
         )
-    places.require_alone()
+    launchers.require_alone()
     return "local"
 
 
 def _require_all(exchange: Exchange) -> None:
     """Raise ConfigurationError if Horovod does not know all workers that mpirun has started."""
-    place = places.find()
+    place = launchers.find()
     if place is not None and place.size != exchange.num_workers:
         raise env.ConfigurationError(
             f"{place}, but Horovod has {exchange.num_workers}: start the workers with horovodrun, "

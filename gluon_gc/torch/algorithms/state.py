@@ -15,12 +15,15 @@ from ...algorithms.requirements import first_values, require_fitting_compression
 from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic as automatic_of
 from ...compression import CompressionParams
+from ...exchange import meter
 from ...log import logger
 from ...options import checked_epoch
-from .. import automatic, closing, gpu, stats
+from .. import automatic, closing
 from ..gradients.optimizer_hooks import require_averaged
 from ..gradients.settings import chosen_params, facts_of, named
 from ..state import algorithms as algorithm_saving
+from ..transport import gpu
+from ..transport.staging import sizes_of
 from .adam import WrappedAdam, require_adam, require_settings
 from .rounds import Rounds, is_frozen
 
@@ -118,7 +121,9 @@ class AlgorithmState:
     def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
         """Make a step of an algorithm that averages gradients; see `step`."""
         if overflows is not None:
-            flags = self.rounds.meeting.gather_numbers([int(overflows)], "compare loss scales")
+            flags = self.rounds.exchange.members.gather_numbers(
+                [int(overflows)], "compare loss scales"
+            )
             if any(flag for (flag,) in flags):
                 return False
         elif self._on_nonfinite == "skip" and self._finds_nonfinite():
@@ -133,7 +138,7 @@ class AlgorithmState:
     def _finds_nonfinite(self) -> bool:
         """Return whether a gradient of any worker has a NaN or an infinity, and log its name."""
         mine = _first_nonfinite(self.parameters.values())
-        numbers = self.rounds.meeting.gather_numbers([mine], "compare gradients")
+        numbers = self.rounds.exchange.members.gather_numbers([mine], "compare gradients")
         found = max(number for (number,) in numbers)
         if found < 0:
             return False
@@ -171,7 +176,7 @@ class AlgorithmState:
             parameters = self.rounds.parameters().items()
             arrays = ((name, tensor.cpu().numpy()) for name, tensor in parameters)
             facts += first_values(self.algorithm, arrays)
-        self.rounds.meeting.agree(facts, "begin the first step")
+        self.rounds.exchange.agree(facts, "begin the first step")
         self._agreed = True
 
     def set_epoch(self, epoch: int) -> None:
@@ -190,9 +195,9 @@ class AlgorithmState:
         rounds of each kind. With `reset`, the next call only averages over later steps.
         """
         steps = self.steps - self._stats_from
-        exchanges = self.rounds.exchanges
-        found = stats.of_step(exchanges.values(), self.parameters, reset, max(1, steps))
-        found["rounds"] = {kind: self.rounds.counts[kind] for kind in exchanges}
+        transfers, sizes = self.rounds.exchange.transfers, sizes_of(self.parameters)
+        found = meter.of_step(transfers, sizes, reset, max(1, steps))
+        found["rounds"] = {kind: self.rounds.counts[kind] for kind in self.rounds.lanes}
         if reset:
             self._begin_stats()
         return found

@@ -1,7 +1,7 @@
 """Rendezvous: the workers of a job join at a torch.distributed store that all of them can reach.
 
 torchrun provides a store. With other launchers, worker 0 has it. All workers know its address from
-the environment (`places`), or from the scheduler if bpslaunch has started one.
+the environment (`launch.rank.launchers`), or from the scheduler if bpslaunch has started one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from ... import env
 from ...env import Cluster, ConfigurationError
-from ...launch import places
-from ...launch.joining import join as join_cluster
 from ...launch.leaving import ending
-from ...launch.lifeline import Lifeline
-from ...launch.places import Place
-from .. import groups
+from ...launch.rank import launchers
+from ...launch.rank.launchers import WorkerRank
+from ...launch.scheduler.lifeline import Lifeline
+from ...launch.scheduler.lifeline import join as join_cluster
+from ..transport import groups
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # the default of torch.distributed
 _GRACE = 2  # seconds that worker 0 waits longer, so that the others still reach its store
@@ -133,7 +133,7 @@ def join_scheduler() -> None:
         address = host, store.port
     lifeline = join_cluster(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"), "torch", address)
     _member = _Member(lifeline, store)
-    ending().concerns(_member)
+    ending().set_backend(_member)
 
 
 def _has_scheduler() -> bool:
@@ -142,21 +142,21 @@ def _has_scheduler() -> bool:
 
 
 def _join(timeout: timedelta) -> Rendezvous:
-    place = places.of_bpslaunch() or places.find()
+    worker = launchers.of_bpslaunch() or launchers.find()
     join_scheduler()
-    if place is None or place.size == 1:
-        places.require_alone()
+    if worker is None or worker.size == 1:
+        launchers.require_alone()
         return Rendezvous(dist.HashStore(), 0, 1)
-    env.export_local(place.local_rank, place.local_size)
+    env.export_local(worker.local_rank, worker.local_size)
     groups.TRANSPORT.prepare()
     if _member is not None:
-        store = _member.store or _reach(*_member.lifeline.store, place.rank, place.size)
-    elif place.launcher == "torchrun" and env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
+        store = _member.store or _reach(*_member.lifeline.store, worker.rank, worker.size)
+    elif worker.launcher == "torchrun" and env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
         return Rendezvous(*next(dist.rendezvous("env://", timeout=timeout)))
     else:
-        store = _reach(*places.address(place), place.rank, place.size)
-    _wait_for_all(store, place)
-    return Rendezvous(store, place.rank, place.size)
+        store = _reach(*launchers.address(worker), worker.rank, worker.size)
+    _wait_for_all(store, worker)
+    return Rendezvous(store, worker.rank, worker.size)
 
 
 def _reach(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
@@ -172,12 +172,12 @@ def _reach(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
         ) from None
 
 
-def _wait_for_all(store: dist.Store, place: Place) -> None:
+def _wait_for_all(store: dist.Store, worker: WorkerRank) -> None:
     seconds = env.get("GLUON_GC_CONNECT_TIMEOUT")
-    grace = _GRACE if place.rank == 0 else 0
-    names = [f"worker {rank}" for rank in range(place.size)]
+    grace = _GRACE if worker.rank == 0 else 0
+    names = [f"worker {rank}" for rank in range(worker.size)]
     try:
-        store.set(names[place.rank], "")
+        store.set(names[worker.rank], "")
         store.wait(names, timedelta(seconds=seconds + grace))
     except RuntimeError:
         raise ConnectionError(_why_not_all(store, names, seconds)) from None

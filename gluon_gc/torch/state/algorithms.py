@@ -29,8 +29,8 @@ from . import coder_states, state_dicts
 from .state_dicts import FORMAT, NOUN, StateDict
 
 if TYPE_CHECKING:
+    from ...exchange.exchange import Lane
     from ..algorithms.state import AlgorithmState
-    from ..exchange import Exchange
 
 _OWNER = "a DistributedOptimizer with an algorithm"
 
@@ -46,14 +46,14 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
         kept = [arrays[name] for arrays in kinds.values() if name in arrays]
         equal = [array for array in kept if _same_bits(array, parameter)]
         weights[name] = equal[0] if equal else parameter.clone()
-    exchanges = state.rounds.exchanges.items()
+    lanes = state.rounds.lanes.items()
     return {
         "format": FORMAT,
         **_described(state),
         "algorithm": dict(state.options),
         "steps": state.steps,
         "state": kinds,
-        "residuals": {kind: coder_states.packed(exchange.chunks) for kind, exchange in exchanges},
+        "residuals": {kind: coder_states.packed(lane.chunks) for kind, lane in lanes},
         "weights": weights,
         "optimizer": copy.deepcopy(state.optimizer.state_dict()),
     }
@@ -72,7 +72,7 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
 
     The workers first check their checkpoints.
     """
-    several, meeting = not isinstance(given, Mapping), state.rounds.meeting
+    several, meeting = not isinstance(given, Mapping), state.rounds.exchange
     listed = [_renamed(state, each) for each in (given if several else [given])]
     choice = _choice(state, listed)
     if choice is not None:
@@ -89,10 +89,10 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
         raise
     if several:
         state_dicts.warn_if_divided(len(workers), meeting.workers)
-    for kind, exchange in state.rounds.exchanges.items():
-        residuals = [_residuals(worker, kind, exchange) for worker in workers]
-        arrays = coder_states.of_this_worker(exchange, state.params, residuals, several)
-        coder_states.restore(exchange.chunks, arrays)
+    for kind, lane in state.rounds.lanes.items():
+        residuals = [_residuals(worker, kind, lane) for worker in workers]
+        arrays = coder_states.of_this_worker(lane, state.params, residuals, several)
+        coder_states.restore(lane.chunks, arrays)
     own, parameters = workers[meeting.rank % len(workers)], state.rounds.parameters()
     for name, parameter in parameters.items():
         parameter.copy_(own["weights"][name])
@@ -129,7 +129,7 @@ def _choice(state: AlgorithmState, given: Sequence[Any]) -> Optional[Decision]:
         return None
 
     return state_dicts.if_all_fit(
-        state.rounds.meeting.gather_objects,
+        state.rounds.exchange.gather_objects,
         saved_choice,
         lambda choice: [(f"the {NOUN}", {"choice of 'auto'": choice})],
     )
@@ -138,7 +138,7 @@ def _choice(state: AlgorithmState, given: Sequence[Any]) -> Optional[Decision]:
 def _described(state: AlgorithmState) -> Dict[str, Any]:
     """Return the values, except the algorithm, that a checkpoint and the state must share."""
     return {
-        **state_dicts.described_workers(state.rounds.meeting),
+        **state_dicts.described_workers(state.rounds.exchange),
         "tensors": state_dicts.described_parameters(state.parameters, state.params),
         "aliases": dict(state.aliases),
     }
@@ -170,7 +170,7 @@ def _checked(
         state_dicts.require_format(worker, "algorithm", _OWNER)
         return States(dict(worker), {}, b"")
 
-    workers = [states.header for states in state_dicts.by_rank(state.rounds.meeting, given, read)]
+    workers = [states.header for states in state_dicts.by_rank(state.rounds.exchange, given, read)]
     for worker in workers:
         _check_one(state, worker)
     return workers
@@ -185,15 +185,15 @@ def _check_one(state: AlgorithmState, given: StateDict) -> None:
     _check_state(state, given)
     sizes = _sizes(given["optimizer"]), _sizes(state.optimizer.state_dict())
     fitting.check(NOUN, "sizes of the optimizer's groups", *sizes)
-    for kind, exchange in state.rounds.exchanges.items():
-        arrays = _residuals(given, kind, exchange)
-        layout = coder_states.worker_layout(exchange.chunks)
-        state_dicts.check_arrays(exchange, given, arrays, layout, names, strict=True)
+    for kind, lane in state.rounds.lanes.items():
+        arrays = _residuals(given, kind, lane)
+        layout = coder_states.worker_layout(lane.chunks)
+        state_dicts.check_arrays(lane.exchange, given, arrays, layout, names, strict=True)
 
 
-def _residuals(given: StateDict, kind: str, exchange: Exchange) -> Arrays:
+def _residuals(given: StateDict, kind: str, lane: Lane) -> Arrays:
     """Return the arrays of a state_dict for the vectors of a kind of round."""
-    names = {chunk.piece.tensor for chunk in exchange.chunks}
+    names = {chunk.piece.tensor for chunk in lane.chunks}
     arrays: Arrays = {}
     for saved_kind, tensors in given["residuals"].items():
         if undivided(saved_kind) == undivided(kind):

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from ...compression import CompressionParams
+from ...exchange.chunk import ExchangedChunk
+from ...exchange.coder import Coder
 from ...plan import Chunk, Slice
 from ...state import STREAM, Arrays, Key, Layout, chunks, division
-from ..coder import Coder
-from ..exchanged_chunk import ExchangedChunk
 
 if TYPE_CHECKING:
-    from ..exchange import Exchange
+    from ...exchange.exchange import Lane
 
 Tensors = Dict[str, Dict[str, torch.Tensor]]
 """The keys are NAME, and then NODE.KIND.BEGIN."""
@@ -112,7 +112,7 @@ def restore(exchanged: Iterable[ExchangedChunk], arrays: Arrays) -> None:
 
 
 def of_this_worker(
-    exchange: Exchange,
+    lane: Lane,
     params: Mapping[str, CompressionParams],
     arrays: Sequence[Arrays],
     several: bool,
@@ -121,8 +121,9 @@ def of_this_worker(
 
     `arrays` are those of one state_dict or, if `several`, of all workers that saved.
     """
+    exchange = lane.exchange
     if not several:
-        not_owned = _not_owned(exchange, arrays[0])
+        not_owned = _not_owned(lane, arrays[0])
         others = exchange.gather_objects(not_owned, "call load_state_dict")
         return division.arrays_of_worker(arrays, 0, aggregating=others)
     before, now = len(arrays), exchange.workers
@@ -136,9 +137,9 @@ def of_this_worker(
     return division.arrays_of_worker(arrays, exchange.rank, shares)
 
 
-def _not_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
+def _not_owned(lane: Lane, arrays: Arrays) -> Arrays:
     """Return all random streams, and the aggregator arrays that others own now, even in part."""
-    owned = chunks.by_tensor(c.piece for c in exchange.chunks if c.aggregator is not None)
+    owned = chunks.by_tensor(c.piece for c in lane.chunks if c.aggregator is not None)
 
     def is_owned(key: Key, array: np.ndarray) -> bool:
         if key.what == STREAM or key.tensor not in owned:

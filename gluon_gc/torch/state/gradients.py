@@ -17,8 +17,8 @@ import torch
 
 from ...agreement import Facts
 from ...auto import selection
+from ...exchange.exchange import Lane
 from ...state import OF_ALL, Arrays, States, fitting
-from ..exchange import Exchange
 from ..gradients.momentum import Momentum
 from . import coder_states, state_dicts
 from .state_dicts import FORMAT, NOUN, Names, StateDict
@@ -38,7 +38,7 @@ def state_dict(state: CompressionState) -> Dict[str, Any]:
     steps.finish()
     undone, whole = steps.undo.waiting()
     arrays: coder_states.Tensors = {name: {} for name in state.parameters}
-    arrays.update(coder_states.packed(state.exchange.chunks, undone))
+    arrays.update(coder_states.packed(state.lane.chunks, undone))
     for kind, states in state.momentum.state.items() if state.momentum else ():
         for name, tensor in states.items():
             arrays[name][f"{OF_ALL}.{_KINDS[kind]}.0"] = tensor.clone()
@@ -81,10 +81,10 @@ def load(
     exchange, several = state.exchange, not isinstance(given, Mapping)
     if several:
         state_dicts.warn_if_divided(len(workers), exchange.workers)
-    chosen = coder_states.of_this_worker(exchange, compression.params, arrays, several)
+    chosen = coder_states.of_this_worker(state.lane, compression.params, arrays, several)
     if header["momentum"] is not None:
         compression.set_momentum(header["momentum"])  # the unit of dgc's momentum
-    apply(exchange, state.momentum, chosen)
+    apply(state.lane, state.momentum, chosen)
     steps.count, steps.rates.last = header["steps"], dict(header["learning_rates"])
     if state.momentum is not None:
         state.momentum.mu = header["momentum"]
@@ -137,7 +137,7 @@ def _fitting(state: CompressionState, states: States, strict: bool) -> Arrays:
     if (header["momentum"] is None) != (here["momentum"] is None):  # also if the compressor differs
         fitting.check(NOUN, "momentum", header["momentum"], here["momentum"])
     fitting.check(NOUN, "machines", header["machines"], here["machines"])
-    layout = coder_states.worker_layout(exchange.chunks)
+    layout = coder_states.worker_layout(state.lane.chunks)
     layout = {key: entry for key, entry in layout.items() if key.tensor in names}
     state_dicts.check_arrays(exchange, header, states.arrays, layout, names, strict)
     return {key: a for key, a in states.arrays.items() if key.tensor in state.parameters}
@@ -154,9 +154,9 @@ def _without_mu(parameters: Sequence[Mapping[str, Any]]) -> List[Mapping[str, An
     ]
 
 
-def apply(exchange: Exchange, momentum: Optional[Momentum], arrays: Arrays) -> None:
+def apply(lane: Lane, momentum: Optional[Momentum], arrays: Arrays) -> None:
     """Continue from these arrays. Missing arrays start from zero."""
-    coder_states.restore(exchange.chunks, arrays)
+    coder_states.restore(lane.chunks, arrays)
     if momentum is not None:
         for kind, saved_as in _KINDS.items():
             momentum.state[kind] = {

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 
 from ... import env, plan
+from ...agreement import Facts
 from ...compression import CompressionParams
+from ...exchange import meter
+from ...exchange.exchange import DeclaredTensor, Exchange
+from ...exchange.transfer import Stages
 from ...state import fitting
-from ..coder import Coder
-from ..declared_tensor import DeclaredTensor, declared
-from ..exchanged_chunk import ExchangedChunk
-from ..gathering import agree, gather
+from ...stats import Size
 from ..gradients.undo import Undo
+from ..transport import new_exchange
+from ..transport.gathering import gather
+from ..transport.staging import declared
 from . import state_dicts
 from .coder_states import Tensors
 
@@ -28,13 +31,6 @@ class Shard(NamedTuple):
     index: int  # the position of the parameter in the module
     tensor: DeclaredTensor
     chunks: List[plan.Chunk]
-
-    def exchanged(self, chunk: plan.Chunk, owner: int, coder: Optional[Coder]) -> ExchangedChunk:
-        """Return one of the chunks with the owner of the shard and this worker's coder."""
-        tensor = self.tensor
-        dtype = plan.working_dtype(tensor.plan.dtype)
-        checked = tensor.plan.checked
-        return ExchangedChunk(chunk, owner, tensor.wire, dtype, tensor.device, checked, coder)
 
 
 @dataclass(frozen=True)
@@ -79,13 +75,9 @@ class Shards:
             tensor = declared(key, like, params, index, size, name, self.on_nonfinite)
             yield Shard(index, tensor, plan.cut([tensor.plan], most, least))
 
-    def agree(self, group: dist.ProcessGroup, like: torch.Tensor, doing: str, **more: Any) -> None:
-        """Raise a RuntimeError unless all workers of a group have the same shards and values.
-
-        `like`: see `cut`. `doing`: see `gather`.
-        """
-        facts = plan.facts([shard.tensor.plan for shard in self.cut(0, like)])
-        agree(partial(gather, group=group), [("", more), *facts], doing)
+    def facts(self, like: torch.Tensor) -> Facts:
+        """Return facts that must be the same on all workers. `like`: see `cut`."""
+        return plan.facts([shard.tensor.plan for shard in self.cut(0, like)])
 
     def describe(self) -> List[Dict[str, Any]]:
         """Return the values that a checkpoint and the loading module must share."""
@@ -104,10 +96,34 @@ def _key(name: str, worker: int) -> str:
     return f"{name}/{worker}"
 
 
+def parameter_of(key: str) -> str:
+    """Return the name of a parameter, given that of its shard."""
+    return key.rpartition("/")[0]
+
+
+class Exchanges:
+    """The exchanges that all modules of a model share, one for each group of workers."""
+
+    def __init__(self) -> None:
+        self._of_ranks: Dict[Tuple[int, ...], Exchange] = {}
+
+    def of(self, group: dist.ProcessGroup) -> Exchange:
+        """Return the exchange of a group's workers. All of them call this together."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        if ranks not in self._of_ranks:
+            self._of_ranks[ranks] = new_exchange(group)
+        return self._of_ranks[ranks]
+
+    def transfers(self) -> Iterator[Stages]:
+        for exchange in self._of_ranks.values():
+            yield from exchange.transfers
+
+
 class Unit:
     """The compression of one FSDP module in one direction."""
 
     shards: Shards
+    dtype: torch.dtype  # real, in which FSDP passes parameters or gradients
     undo: Optional[Undo] = None  # takes back exchanges of gradients that no optimizer has applied
 
     def allocate(
@@ -144,10 +160,11 @@ class ShardedCompression:
     function : str
         The public function that made it.
     units : sequence of Unit
+    exchanges : Exchanges
     """
 
-    def __init__(self, function: str, units: Sequence[Unit]) -> None:
-        self._function, self._units = function, list(units)
+    def __init__(self, function: str, units: Sequence[Unit], exchanges: Exchanges) -> None:
+        self._function, self._units, self._exchanges = function, list(units), exchanges
 
     @contextmanager
     def not_applied(self) -> Iterator[None]:
@@ -160,6 +177,20 @@ class ShardedCompression:
                 if unit.undo is not None:
                     contexts.enter_context(unit.undo.not_applied())
             yield
+
+    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
+        """Return the average bytes and seconds of a collective, for each parameter and in total.
+
+        The keys are those of `CompressionState.compression_stats`. With `reset`, the next call
+        averages over later collectives only.
+        """
+        sizes: Dict[str, Size] = {}
+        for unit in self._units:
+            for name, shard_size in unit.shards.sizes.items():
+                elements = shard_size * unit.shards.workers
+                sizes[name] = Size(elements * unit.dtype.itemsize, elements)
+        transfers = self._exchanges.transfers()
+        return meter.of_step(transfers, sizes, reset, name_of=parameter_of)
 
     def state_dict(self) -> Dict[str, Any]:
         """Return this worker's state, as plain values and tensors.
@@ -218,4 +249,4 @@ class ShardedCompression:
 
 
 def _is_of(key: str, unit: Unit) -> bool:
-    return key.rpartition("/")[0] in unit.shards.sizes
+    return parameter_of(key) in unit.shards.sizes

@@ -23,10 +23,10 @@ from ...agreement import Facts
 from ...compression import CompressionParams
 from ...log import logger
 from ...state import Arrays, Layout, States, fitting
-from ..gathering import Gather, agree
+from ..transport.gathering import Gather, agree
 
 if TYPE_CHECKING:
-    from ..exchange import Exchange
+    from ...exchange.exchange import Exchange
 
 StateDict = Mapping[str, Any]
 Description = Mapping[str, Any]

@@ -12,13 +12,13 @@ from ...compression import CompressionParams
 from ...options import is_whole
 from ...state import OF_ALL, STREAM, Arrays, Key
 from ...state.division import Share, arrays_of_worker
-from .. import groups
 from ..byteps import push_pull as functions
 from ..byteps import rendezvous, runtime
 from ..byteps.rendezvous import Rendezvous
-from ..gathering import gather
 from ..gradients.state import CompressionState
 from ..optimizer.distributed import Averager, averagers
+from ..transport import groups
+from ..transport.gathering import gather
 from . import coder_states, gradients
 
 _SUSPENDED = "call bps.resume() first: the workers have called bps.suspend()"
@@ -46,7 +46,7 @@ class _Kept:
         of_all = {key: array for key, array in own.items() if key.node == OF_ALL}
         shares = dict.fromkeys(self._state.parameters, Share(1, count))
         arrays = arrays_of_worker([{**self._sums, **of_all}], exchange.rank, shares)
-        gradients.apply(exchange, self._state.momentum, arrays)
+        gradients.apply(self._state.lane, self._state.momentum, arrays)
         steps = self._state.gradients
         steps.count, steps.rates.last = self._saved["steps"], dict(self._saved["learning_rates"])
 
@@ -55,7 +55,7 @@ def _sums(state: CompressionState) -> Arrays:
     """Return the sums of residuals and of momentum over all workers, for each chunk."""
     undone, _ = state.gradients.undo.waiting()
     sums: Arrays = {}
-    for chunk in state.exchange.chunks:
+    for chunk in state.lane.chunks:
         plan, piece, coder = chunk.plan, chunk.piece, chunk.coder
         layout = {} if plan.params is None else plan.params.state_layout(plan.size, plan.dtype)
         own = {} if coder is None else coder.state(undone=piece.tensor in undone)

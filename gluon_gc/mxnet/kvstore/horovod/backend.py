@@ -29,8 +29,7 @@ from ....agreement import Message
 from ....auto.choice import Topology
 from ....env import Cluster
 from ....launch.leaving import ending
-from ....launch.progress import Progress
-from ....launch.stall_watch import StallWatch
+from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Slice
 from ....state import Key
 from ...exchange.channel import Channel
@@ -57,7 +56,7 @@ class Horovod(HierarchicalExchange):
         # If process sets are dynamic, Horovod asks all workers for new ones in each cycle.
         self._hvd.init(process_sets="dynamic" if env.several_on_some_nodes() else None)
         # After Horovod's exit handler is registered, so that ours runs first.
-        ending().concerns(self)
+        ending().set_backend(self)
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
         self._everybody = ProcessSet(self._hvd, range(self.num_workers))
         nodes = nodes_of(self._hvd)
@@ -89,7 +88,7 @@ class Horovod(HierarchicalExchange):
             with self._progress.waiting():
                 self._hvd.shutdown()
             self._stall_watch.end()
-            ending().concerns(None)
+            ending().set_backend(None)
 
     def _abandon(self, why: str) -> None:
         # horovodrun ends the other workers after this process has ended.

@@ -17,10 +17,8 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from .... import agreement, env
 from ....agreement import Message
 from ....launch.leaving import ending
-from ....launch.machine import Machine
-from ....launch.neighbours import Neighbours
-from ....launch.progress import Progress
-from ....launch.stall_watch import StallWatch
+from ....launch.machine import Machine, Neighbours
+from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Chunk
 from ....state import Key
 from ...exchange.channel import Channel
@@ -43,7 +41,7 @@ class OneMachine(HierarchicalExchange):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is already connected to its machine's workers")
-        ending().concerns(self)
+        ending().set_backend(self)
         self.rank, self.num_workers = self.local_rank, self.local_size
         self._progress = Progress()
         with self._progress.waiting():
@@ -63,14 +61,14 @@ class OneMachine(HierarchicalExchange):
             self._neighbours.leave()
         self._stall_watch.end()
         self._close_shared()
-        ending().concerns(None)
+        ending().set_backend(None)
 
     def _abandon(self, why: str) -> None:
         self._neighbours.abandon(why)
 
     @contextmanager
     def _waiting(self, call: str = "") -> Iterator[None]:
-        with super()._waiting(call), self._neighbours.heeded():
+        with super()._waiting(call), self._neighbours.noticing_ends():
             yield
 
     def _gather(self, data: bytes, call: str = "") -> Sequence[bytes]:

@@ -8,7 +8,7 @@ from .... import env
 from ....env import Cluster
 from ....launch.leaving import ending
 from ....launch.machine import Machine
-from ....launch.progress import Progress
+from ....launch.scheduler.stalls import Progress
 from ....plan import Chunk
 from ...exchange.channel import Channel
 from ...exchange.exchange import Exchange

@@ -33,9 +33,9 @@ from .... import env, plan
 from ....agreement import Message
 from ....auto.choice import Topology
 from ....env import Cluster
-from ....launch import ps_lite
-from ....launch.joining import join
 from ....launch.leaving import ending
+from ....launch.scheduler import ps_lite
+from ....launch.scheduler.lifeline import join
 from ....log import logger
 from ....plan import Tensor
 from ...exchange.channel import Channel
@@ -62,7 +62,7 @@ class ParameterServer(HierarchicalExchange):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is already connected to a parameter server")
-        ending().concerns(self)
+        ending().set_backend(self)
         cluster = env.cluster()
         self.rank = cluster.rank
         address = f"{cluster.root_uri}:{cluster.root_port}"
@@ -117,7 +117,7 @@ class ParameterServer(HierarchicalExchange):
         # MXNet ends ps-lite when the last reference to the KVStore is gone.
         del self._kv, self._routes, self._sparse, self._states, self._servers
         self._lifeline.close()
-        ending().concerns(None)
+        ending().set_backend(None)
 
     def _stay(self) -> None:
         """Wait until all workers end. With PS_RESEND, ps-lite fails if a peer leaves earlier."""

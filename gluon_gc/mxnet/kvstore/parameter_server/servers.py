@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 from .... import env, kernels
 from ....agreement import Message
-from ....launch.progress import Progress
+from ....launch.scheduler.stalls import Progress
 from ...exchange.gradient import legacy
 from . import control_messages
 from .routes import Rows

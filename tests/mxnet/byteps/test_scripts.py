@@ -1,0 +1,171 @@
+"""Scripts with the arguments and calls of BytePS's published ones, under bpslaunch, for an epoch.
+
+The scripts (in byteps_scripts) are our own. A user of the published ones changes the import and
+the device. They run as users start them: a cluster on one machine, one machine with two devices,
+and two machines whose roles are started by hand.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from tests.mxnet.cluster.cluster import BPSLAUNCH
+from tests.processes import clean_environ, free_port
+
+SCRIPTS = Path(__file__).parents[2] / "byteps_scripts"
+# As in the guide's worker.sh, but with lower thresholds because the networks are small.
+GUIDE = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "BYTEPS_THREADPOOL_SIZE": "16",
+    "BYTEPS_PARTITION_BYTES": "4096000",
+    "BYTEPS_MIN_COMPRESS_BYTES": "1024",
+    "BYTEPS_NUMA_ON": "1",
+}
+ENVIRON = {
+    **clean_environ(),
+    **GUIDE,
+    "OMP_NUM_THREADS": "1",
+    "BYTEPS_LOG_LEVEL": "INFO",
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(SCRIPTS / "without_torch"), os.environ.get("PYTHONPATH")])
+    ),
+}
+SUMMARY = re.compile(r"([\d,]+) elements?, in [^:]*: \{(.*?)\}")
+WARNING = re.compile(r"(?:byteps_scripts|gluon_gc)/[\w/]+\.py:\d+: \w*Warning.*|.*nothing reads.*")
+
+
+@pytest.fixture
+def home(data, tmp_path):
+    """Return MXNet's home folder, with the generated files as Gluon's data sets."""
+    (tmp_path / "datasets").symlink_to(data)
+    return str(tmp_path)
+
+
+def start(folder, *words, **variables):
+    """Start bpslaunch in a folder."""
+    return subprocess.Popen(
+        [sys.executable, str(BPSLAUNCH), *words],
+        cwd=folder,
+        env={**ENVIRON, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    )
+
+
+def finish(*processes):
+    """Wait until all processes have ended with exit code 0; returns their output."""
+    said = []
+    try:
+        for process in processes:
+            said.append(process.communicate(timeout=100)[0])
+            assert process.returncode == 0, said
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return "".join(said)
+
+
+def trained(file):
+    """Return the parameters in a file, without those that differ between workers."""
+    return {
+        name: array.asnumpy()
+        for name, array in mx.nd.load(str(file)).items()
+        if "running" not in name  # BatchNorm's statistics come from a worker's own images
+    }
+
+
+def assert_trained(said, folder, name, shown, compressed=None):
+    """Check that workers have equal parameters, from compressed gradients, without warnings."""
+    first, second = (trained(folder / f"params{rank}" / f"{name}.params") for rank in range(2))
+    assert first.keys() == second.keys()
+    for key, array in first.items():
+        assert np.isfinite(array).all()
+        np.testing.assert_array_equal(array, second[key])
+    if compressed is not None:
+        (elements,) = (count for count, how in SUMMARY.findall(said) if compressed in how)
+        assert int(elements.replace(",", "")) > 0.9 * sum(array.size for array in first.values())
+    found = [float(number) for number in re.findall(r"(?:accuracy|err-top\d)=(\S+)", said)]
+    assert len(found) == shown and all(0 <= number <= 1 for number in found)
+    losses = [float(number) for number in re.findall(r"loss: (\S+)", said)]
+    assert np.isfinite(losses).all()
+    assert not WARNING.findall(said)
+
+
+def test_mnist_on_one_machine(home, tmp_path):
+    words = "--no-cuda --epochs 1 --batch-size 16 --j 1 --compressor randomk --k 32 --ef vanilla"
+    script = [sys.executable, str(SCRIPTS / "mnist.py"), *words.split()]
+    local = ["--local", "-n", "2", "-s", "1"]
+    said = finish(start(tmp_path, *local, *script, MXNET_HOME=home))
+    compressed = "'compressor': 'randomk', 'ef': 'vanilla', 'exchange': 'two_way', 'k': 32"
+    assert_trained(said, tmp_path, "mnist", 2, compressed)
+
+
+def test_mnist_without_compression(home, tmp_path):
+    words = "--no-cuda --epochs 1 --batch-size 16 --j 1"
+    script = [sys.executable, str(SCRIPTS / "plain_mnist.py"), *words.split()]
+    said = finish(start(tmp_path, "--local", "-n", "2", *script, MXNET_HOME=home))
+    assert_trained(said, tmp_path, "plain_mnist", 2)
+
+
+def test_cifar100_on_a_machine_with_two_devices(home, tmp_path):
+    words = (
+        "--model cifar_resnet20_v1 --mode hybrib --batch-size 16 --num-gpus 1 --num-epochs 1 -j 1 "
+        "--warmup-epochs 1 --warmup-lr 0.1 --lr 0.1 --logging-file dithering-fp16 "
+        "--compressor dithering --k 2 --normalize l2 --fp16-pushpull"
+    )
+    folder = "--save-dir params$BYTEPS_LOCAL_RANK"  # the devices share it otherwise
+    line = f"{shlex.quote(sys.executable)} {SCRIPTS / 'cifar100.py'} {words} {folder} 2>&1"
+    machine = {
+        "NVIDIA_VISIBLE_DEVICES": "0,1",
+        "DMLC_ROLE": "worker",
+        "DMLC_WORKER_ID": "0",
+        "DMLC_NUM_WORKER": "1",
+        "DMLC_NUM_SERVER": "2",
+        "DMLC_PS_ROOT_URI": "192.0.2.1",
+        "DMLC_PS_ROOT_PORT": "1234",
+    }
+    said = finish(start(tmp_path, line, MXNET_HOME=home, **machine))
+    name = "cifar100-cifar_resnet20_v1-0"
+    assert_trained(said, tmp_path, name, 2, "'compressor': 'dithering', 'fp16': True")
+
+
+def test_imagenet_on_two_machines(data, tmp_path):
+    files = {
+        f"rec-{part}{suffix}": data / "imagenet" / "rec" / f"{part}.{ending}"
+        for part in ("train", "val")
+        for suffix, ending in (("", "rec"), ("-idx", "idx"))
+    }
+    words = (
+        "--model mobilenet0.25 --mode hybrid --use-rec --batch-size 16 --num-gpus 1 --num-epochs 1 "
+        "-j 2 --warmup-epochs 1 --warmup-lr 0.1 --lr 0.1 --lr-mode cosine --logging-file onebit "
+        "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov "
+        "--input-size 32"
+    ).split()
+    words += [word for name, file in files.items() for word in (f"--{name}", str(file))]
+    cluster = {
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NODE_HOST": "127.0.0.1",
+    }
+    services = [start(tmp_path, DMLC_ROLE=role, **cluster) for role in ("scheduler", "server")]
+    workers = []
+    for rank in range(2):
+        script = [sys.executable, str(SCRIPTS / "imagenet.py"), *words]
+        script += ["--save-dir", f"params{rank}"]  # two machines do not share the folder
+        worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank), **cluster}
+        workers.append(start(tmp_path, *script, **worker))
+    said = finish(*workers, *services)
+    compressed = "'compressor': 'onebit', 'ef': 'vanilla', 'momentum': 'nesterov'"
+    assert_trained(said, tmp_path, "imagenet-mobilenet0.25-0", 6, compressed)

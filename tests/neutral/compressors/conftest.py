@@ -1,0 +1,9 @@
+import pytest
+
+from tests.cuda import emulator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def emulated_gpu():
+    """Start the emulated GPU, for codecs with isa "cuda"."""
+    return emulator.start()
