@@ -121,9 +121,7 @@ def _find(averaging: Averaging, fname: Files, strict: bool) -> _Found:
         return _of_stock(averaging, str(fname))
     here = fitting.as_read(_described(averaging))
     files = [(str(name), state.read(name)) for name in (fname if several else [fname])]
-    if several:
-        files = fitting.in_order_of_ranks(files)
-    fitting.check_ranks(files, several, here["world_size"], here["rank"], _REMEDY)
+    files = fitting.by_rank(files, several, here["world_size"], here["rank"], _REMEDY)
     arrays = []
     for name, states in files:
         numbers = _numbers(name, states, here, strict)

@@ -81,9 +81,7 @@ def by_rank(
     """
     several = not isinstance(given, Mapping)
     named = [(NOUN, read(each)) for each in (given if several else [given])]
-    if several:
-        named = fitting.in_order_of_ranks(named)
-    fitting.check_ranks(named, several, exchange.workers, exchange.rank, _REMEDY)
+    named = fitting.by_rank(named, several, exchange.workers, exchange.rank, _REMEDY)
     if several and len(named) != exchange.workers and exchange.machines is not None:
         raise ValueError(
             f"the {NOUN} is of {len(named)} workers, but {exchange.workers} are here: residuals "
