@@ -27,7 +27,7 @@ import numpy as np
 
 from .. import kernels
 from ..plan import Slice
-from .file import STREAM, Arrays, Layout, Place
+from .file import STREAM, Arrays, Key, Layout
 
 Item = TypeVar("Item")
 ChunkState = Mapping[str, np.ndarray]
@@ -52,51 +52,51 @@ def layout_of(
 ) -> Layout:
     """Shape and dtype of each array of `joined`, in its order.
 
-    chunks: each chunk's node (see `Place`), elements, and `Codec.saved_layout`.
+    chunks: each chunk's node (see `Key`), elements, and `Codec.saved_layout`.
     begins: for each chunk, the first element of the array to which its own arrays are joined.
     """
     layout: Layout = {}
-    rows: Dict[Place, int] = {}
+    rows: Dict[Key, int] = {}
     for node, piece, chunk_layout in chunks:
         for what, ((count, *_), dtype) in chunk_layout.items():
             if what == STREAM:
-                place = Place(piece.tensor, node, STREAM)
-                rows[place] = rows.get(place, 0) + 1
+                key = Key(piece.tensor, node, STREAM)
+                rows[key] = rows.get(key, 0) + 1
             else:
-                place = Place(piece.tensor, node, what, begins[piece])
-                ((so_far,), _) = layout.pop(place, ((0,), dtype))
-                layout[place] = (so_far + count,), dtype
-    layout.update((place, ((count, 4), "uint64")) for place, count in rows.items())
+                key = Key(piece.tensor, node, what, begins[piece])
+                ((so_far,), _) = layout.pop(key, ((0,), dtype))
+                layout[key] = (so_far + count,), dtype
+    layout.update((key, ((count, 4), "uint64")) for key, count in rows.items())
     return layout
 
 
 def joined(
     chunks: Iterable[Tuple[str, Slice, ChunkState]], layout: Layout, begins: Mapping[Slice, int]
-) -> Iterator[Tuple[Place, np.ndarray]]:
+) -> Iterator[Tuple[Key, np.ndarray]]:
     """Yield the arrays of a `layout_of` these chunks, each one as soon as it is complete."""
     unfinished: Arrays = {}
-    missing = {place: shape[0] for place, (shape, _) in layout.items()}
-    streams: Dict[Place, List[List[int]]] = {}
+    missing = {key: shape[0] for key, (shape, _) in layout.items()}
+    streams: Dict[Key, List[List[int]]] = {}
     for node, piece, state in chunks:
         for what, values in state.items():
             if what == STREAM:
                 row = [piece.begin, piece.end, *values.tolist()]
-                streams.setdefault(Place(piece.tensor, node, STREAM), []).append(row)
+                streams.setdefault(Key(piece.tensor, node, STREAM), []).append(row)
                 continue
-            place = Place(piece.tensor, node, what, begins[piece])
-            shape, dtype = layout[place]
+            key = Key(piece.tensor, node, what, begins[piece])
+            shape, dtype = layout[key]
             if values.shape == shape:
-                yield place, values
+                yield key, values
                 continue
-            if place not in unfinished:
-                unfinished[place] = np.empty(shape, dtype)
-            begin = piece.begin - place.begin
-            unfinished[place][begin : begin + values.size] = values
-            missing[place] -= values.size
-            if not missing[place]:
-                yield place, unfinished.pop(place)
-    for place, rows in streams.items():
-        yield place, np.array(rows, np.uint64)
+            if key not in unfinished:
+                unfinished[key] = np.empty(shape, dtype)
+            begin = piece.begin - key.begin
+            unfinished[key][begin : begin + values.size] = values
+            missing[key] -= values.size
+            if not missing[key]:
+                yield key, unfinished.pop(key)
+    for key, rows in streams.items():
+        yield key, np.array(rows, np.uint64)
 
 
 class Spans(Generic[Item]):
@@ -122,17 +122,17 @@ def by_tensor(pieces: Iterable[Slice]) -> Dict[str, Spans[Slice]]:
     }
 
 
-def part(place: Place, array: np.ndarray, piece: Slice) -> Tuple[int, np.ndarray]:
+def part(key: Key, array: np.ndarray, piece: Slice) -> Tuple[int, np.ndarray]:
     """The part of a flat array inside a slice: its first element in the tensor, and its values."""
-    low, high = max(place.begin, piece.begin), min(place.begin + array.size, piece.end)
-    return low, array[low - place.begin : high - place.begin]
+    low, high = max(key.begin, piece.begin), min(key.begin + array.size, piece.end)
+    return low, array[low - key.begin : high - key.begin]
 
 
 class Saved:
     """Arrays to be cut for chunks. Arrays of one kind must not overlap."""
 
     def __init__(self, arrays: Arrays) -> None:
-        kinds = _grouped((place[:3], (place, array)) for place, array in arrays.items())
+        kinds = _grouped((key[:3], (key, array)) for key, array in arrays.items())
         self._found = {kind: Spans(_spans(kind[2], found)) for kind, found in kinds.items()}
 
     def cut(
@@ -153,8 +153,8 @@ class Saved:
                 states[what] = first_stream() if stream is None else stream
                 continue
             states[what] = np.zeros(shape, dtype)
-            for _, _, (place, array) in self._overlapping(node, what, piece):
-                begin, values = part(place, array, piece)
+            for _, _, (key, array) in self._overlapping(node, what, piece):
+                begin, values = part(key, array, piece)
                 states[what][begin - piece.begin : begin - piece.begin + values.size] = values
         return states
 
@@ -172,13 +172,13 @@ class Saved:
         return None
 
 
-def _spans(what: str, arrays: Iterable[Tuple[Place, np.ndarray]]) -> Iterator[Tuple[int, int, Any]]:
+def _spans(what: str, arrays: Iterable[Tuple[Key, np.ndarray]]) -> Iterator[Tuple[int, int, Any]]:
     """The spans of arrays of one kind, or for streams of their rows, with the state of each row."""
-    for place, array in arrays:
+    for key, array in arrays:
         if what == STREAM:
             yield from ((int(row[0]), int(row[1]), row[2:]) for row in array)
         else:
-            yield place.begin, place.begin + array.size, (place, array)
+            yield key.begin, key.begin + array.size, (key, array)
 
 
 def _grouped(pairs: Iterable[Tuple[Any, Item]]) -> Mapping[Any, List[Item]]:

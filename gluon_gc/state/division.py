@@ -32,30 +32,29 @@ def arrays_of_worker(
     """The arrays with which a worker continues, given those of all former workers, by rank.
 
     Without `shares`, it continues as the former worker with its rank. With the share of each
-    compressed tensor, each worker gets an equal share of the sum of residuals and momenta, so the
-    sum stays the same, and the random stream of rank 0, jumped ahead to its own part unless all
-    nodes draw the same numbers. The arrays of one worker may already be such a sum.
-
+    compressed tensor, it gets an equal share of the sum of residuals and momenta, so the sum stays
+    the same. It then continues the random stream of rank 0, jumped ahead to its own part unless all
+    nodes draw the same numbers. The arrays of a single worker may already be such sums.
     `aggregating` has more arrays of aggregators.
     """
     own = arrays[rank % len(arrays)]
     if shares is None:
-        kept = {place: array for place, array in own.items() if place.node != "aggregator"}
+        kept = {key: array for key, array in own.items() if key.node != "aggregator"}
     else:
-        kept = {place: array for place, array in own.items() if place.node == LOCAL}
-        for place, array in arrays[0].items():
-            share = shares.get(place.tensor)
-            if place.node == OF_ALL:
-                kept[place] = array
-            elif place.node == "worker" and share is not None:
-                kept[place] = _divided(place, arrays, share)
+        kept = {key: array for key, array in own.items() if key.node == LOCAL}
+        for key, array in arrays[0].items():
+            share = shares.get(key.tensor)
+            if key.node == OF_ALL:
+                kept[key] = array
+            elif key.node == "worker" and share is not None:
+                kept[key] = _divided(key, arrays, share)
     return {**kept, **aggregators([*arrays, *aggregating])}
 
 
-def _divided(place: Any, arrays: Sequence[Arrays], share: Share) -> np.ndarray:
+def _divided(key: Any, arrays: Sequence[Arrays], share: Share) -> np.ndarray:
     """This worker's share of an array of all workers."""
-    first = arrays[0][place]
-    if place.what == STREAM:
+    first = arrays[0][key]
+    if key.what == STREAM:
         if share.draws_alike:
             return first
         jumped = first.copy()
@@ -64,7 +63,7 @@ def _divided(place: Any, arrays: Sequence[Arrays], share: Share) -> np.ndarray:
         return jumped
     total = np.zeros(first.shape, np.float64)
     for worker_arrays in arrays:
-        total += worker_arrays[place]
+        total += worker_arrays[key]
     total *= share.before / len(arrays) / share.now
     return total.astype(first.dtype)
 
@@ -73,10 +72,10 @@ def aggregators(arrays: Sequence[Arrays]) -> Arrays:
     """The arrays of all aggregators. An array that several workers have saved counts once."""
     joined: Arrays = {}
     for worker_arrays in arrays:
-        for place, array in worker_arrays.items():
-            if place.node != "aggregator":
+        for key, array in worker_arrays.items():
+            if key.node != "aggregator":
                 continue
-            if place.what == STREAM and place in joined:  # workers have rows of different chunks
-                array = np.unique(np.concatenate([joined[place], array]), axis=0)
-            joined[place] = array
+            if key.what == STREAM and key in joined:  # workers have rows of different chunks
+                array = np.unique(np.concatenate([joined[key], array]), axis=0)
+            joined[key] = array
     return joined

@@ -12,10 +12,10 @@ The keys of the header:
 
 - ``world_size``, ``rank``, ``momentum``, ``algorithm``: they must fit the trainer that loads it;
 - ``parameters``: the ``name``, ``shape``, ``dtype`` and ``compression`` of each, which must fit
-  too. Also ``position``, the place in the network's order, ``senders``, the number of nodes that
+  too. Also ``position`` in the network's order, ``senders``, the number of nodes that
   kept a residual, and ``learning_rate``, the rate when the gradient was last exchanged;
 - ``steps``: the number of steps so far; ``optimizer_bytes``: the length of the optimizer's states;
-- ``arrays``: for each array the fields of its `Place`, the dtype and the shape.
+- ``arrays``: for each array the fields of its `Key`, the dtype and the shape.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _NAME, _FORMAT = "gluon_gc states", 4
 _DIGEST_BYTES = 16
 _BLOCK_BYTES = 2**22  # bytes that are read or written at once
 LOCAL, OF_ALL = "local", "trainer"
-"""Values of `Place.node`: arrays of one worker alone, and arrays that are equal on all workers."""
+"""Values of `Key.node`: arrays of one worker alone, and arrays that are equal on all workers."""
 STREAM = "stream"
-"""The value of `Place.what` for random streams."""
+"""The value of `Key.what` for random streams."""
 _PICKLE = b"\x80"  # the first byte of a pickle
 
 
-class Place(NamedTuple):
+class Key(NamedTuple):
     """Identifies an array of a checkpoint.
 
     node: the owner of the array.
@@ -58,7 +58,7 @@ class Place(NamedTuple):
     - With the nodes "trainer" and "local", "parameter" or a kind of an algorithm's state, in the
       shape of the parameter.
 
-    In a file, the first two begin with the kind of an algorithm's round: "difference/residual".
+    In a file, the first three begin with the kind of an algorithm's round: "difference/residual".
     """
 
     tensor: Union[int, str]  # in a file the parameter's number, elsewhere the tensor's name
@@ -67,8 +67,8 @@ class Place(NamedTuple):
     begin: int = 0  # the first element of the array in the tensor
 
 
-Arrays = Dict[Place, np.ndarray]
-Layout = Dict[Place, Tuple[Tuple[int, ...], str]]
+Arrays = Dict[Key, np.ndarray]
+Layout = Dict[Key, Tuple[Tuple[int, ...], str]]
 """Shape and dtype of each array."""
 
 
@@ -117,7 +117,7 @@ def write(
     name: str,
     header: Mapping[str, Any],
     layout: Layout,
-    arrays: Iterable[Tuple[Place, np.ndarray]],
+    arrays: Iterable[Tuple[Key, np.ndarray]],
     optimizer: bytes,
 ) -> None:
     """Write a file, and replace an old one atomically.
@@ -126,8 +126,8 @@ def write(
     are taken one at a time, so that not all of them need be in memory.
     """
     table = [
-        [*place, np.dtype(dtype).newbyteorder("<").str, shape]
-        for place, (shape, dtype) in layout.items()
+        [*key, np.dtype(dtype).newbyteorder("<").str, shape]
+        for key, (shape, dtype) in layout.items()
     ]
     whole = {**header, "arrays": table, "optimizer_bytes": len(optimizer)}
     digest = xxhash.xxh3_128()
@@ -140,8 +140,8 @@ def write(
 
         put(f"{_NAME} {_FORMAT}\n{json.dumps(whole)}\n".encode())
         expected = iter(layout.items())
-        for place, array in arrays:
-            assert (place, (array.shape, array.dtype.name)) == next(expected, None)
+        for key, array in arrays:
+            assert (key, (array.shape, array.dtype.name)) == next(expected, None)
             put(np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
         put(optimizer)
         file.write(digest.digest())
@@ -204,9 +204,9 @@ def _contents(file: BinaryIO) -> States:
     at = file.tell()
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     arrays = {}
-    for *place, dtype, shape in header.pop("arrays"):
+    for *key, dtype, shape in header.pop("arrays"):
         array = np.frombuffer(mapped, np.dtype(dtype), math.prod(shape), at).reshape(shape)
-        arrays[Place(*place)] = array
+        arrays[Key(*key)] = array
         at += array.nbytes
     return States(header, arrays, mapped[at : at + header.pop("optimizer_bytes")])
 

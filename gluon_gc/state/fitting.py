@@ -108,7 +108,7 @@ def check_arrays(
     must be in both the file and the trainer. `remedy` says how to load the file all the same.
     """
     advice = f": {remedy}" if remedy else ""
-    there = _totals({place: (a.shape, a.dtype.name) for place, a in arrays.items()})
+    there = _totals({key: (a.shape, a.dtype.name) for key, a in arrays.items()})
     here = _totals(layout)
     keys = there.keys() | here.keys() if strict else there.keys() & here.keys()
     for key in sorted(keys):
@@ -125,23 +125,38 @@ def check_arrays(
 def _totals(layout: Layout) -> Dict[Tuple[Any, ...], str]:
     """The number of elements of each tensor, node and kind. Of streams, only their presence."""
     sizes: Dict[Tuple[Any, ...], int] = {}
-    for place, (shape, _) in layout.items():
-        sizes[place[:3]] = sizes.get(place[:3], 0) + shape[0]
+    for key, (shape, _) in layout.items():
+        sizes[key[:3]] = sizes.get(key[:3], 0) + shape[0]
     return {
-        place[:3]: "there" if place.what == STREAM else f"{sizes[place[:3]]} of {dtype}"
-        for place, (_, dtype) in layout.items()
+        key[:3]: "there" if key.what == STREAM else f"{sizes[key[:3]]} of {dtype}"
+        for key, (_, dtype) in layout.items()
     }
 
 
-def in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, States]]:
-    """Sort the files of all workers by rank; ValueError unless there is one for each.
+def by_rank(
+    files: Sequence[Tuple[str, States]], several: bool, world_size: int, rank: int, remedy: str
+) -> Sequence[Tuple[str, States]]:
+    """This worker's file, or if `several`, all workers' files by rank; ValueError if one is wrong.
 
-    They must be from one cluster and step.
+    `remedy` says how to load the files of another number of workers.
     """
+    if several:
+        files = _in_order_of_ranks(files)
+    for number, (name, states) in enumerate(files):
+        expected = {"world_size": len(files), "rank": number}
+        if not several:
+            expected = {"world_size": world_size, "rank": rank}
+        for key, value in expected.items():
+            check(name, key, states.header[key], value, remedy if key == "world_size" else "")
+    return files
+
+
+def _in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, States]]:
+    """Sort files by rank; ValueError unless each worker of one cluster has one of the same step."""
     if not files:
         raise ValueError("a list of files must have one file for each rank, got none")
     (first, states), *_ = files
-    first_header, by_rank = states.header, {}
+    first_header, found = states.header, {}
     for name, states in files:
         for key in ("world_size", "steps"):
             if states.header[key] != first_header[key]:
@@ -150,32 +165,16 @@ def in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, St
                     f"{states.header[key]} in one and {first_header[key]} in the other"
                 )
         rank = states.header["rank"]
-        if rank in by_rank:
-            raise ValueError(f"'{by_rank[rank][0]}' and '{name}' are both of rank {rank}")
-        by_rank[rank] = name, states
-    missing = [rank for rank in range(first_header["world_size"]) if rank not in by_rank]
+        if rank in found:
+            raise ValueError(f"'{found[rank][0]}' and '{name}' are both of rank {rank}")
+        found[rank] = name, states
+    missing = [rank for rank in range(first_header["world_size"]) if rank not in found]
     if missing:
         raise ValueError(
             f"the files of all {first_header['world_size']} workers are needed, but those of ranks "
             f"{missing} are missing"
         )
-    return [by_rank[rank] for rank in sorted(by_rank)]
-
-
-def check_ranks(
-    files: Sequence[Tuple[str, States]], several: bool, world_size: int, rank: int, remedy: str
-) -> None:
-    """Raise ValueError unless files were saved by the right workers.
-
-    `files` is this worker's own file, or, if `several`, the result of `in_order_of_ranks`. `remedy`
-    says how to load the files of another number of workers.
-    """
-    for number, (name, states) in enumerate(files):
-        expected = {"world_size": len(files), "rank": number}
-        if not several:
-            expected = {"world_size": world_size, "rank": rank}
-        for key, value in expected.items():
-            check(name, key, states.header[key], value, remedy if key == "world_size" else "")
+    return [found[rank] for rank in sorted(found)]
 
 
 # Parameters

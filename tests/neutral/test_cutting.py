@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 from gluon_gc.plan import Slice
-from gluon_gc.state import Place
+from gluon_gc.state import Key as Place
 from gluon_gc.state.chunks import Saved, Spans, by_tensor, part
 
 ROOM = 2**32

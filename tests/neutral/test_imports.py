@@ -121,7 +121,7 @@ def test_an_import_upwards_is_found(file, source):
         ("mxnet/kvstore/local.py", "import mxnet as mx\nfrom ..codec import Part"),
         ("mxnet/codec.py", "from .. import kernels\nfrom . import operators"),
         ("plan.py", "import numpy\nfrom .compression import CompressionParams"),
-        ("state/cutting.py", "from .. import env, kernels\nfrom .file import Place"),
+        ("state/chunks.py", "from .. import env, kernels\nfrom .file import Key"),
     ],
 )
 def test_an_import_downwards_is_none(file, source):

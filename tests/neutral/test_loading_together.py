@@ -76,12 +76,12 @@ def test_a_worker_whose_checkpoint_fits_hears_of_another_that_refuses():
 
 
 def saved(world_size, rank):
-    return f"of {rank}", States({"world_size": world_size, "rank": rank}, {}, b"")
+    return f"of {rank}", States({"world_size": world_size, "rank": rank, "steps": 1}, {}, b"")
 
 
 def test_a_workers_own_file_must_be_of_its_rank_and_number_of_workers():
     check = functools.partial(
-        fitting.check_ranks, [saved(2, 1)], several=False, remedy="pass all files"
+        fitting.by_rank, [saved(2, 1)], several=False, remedy="pass all files"
     )
     check(world_size=2, rank=1)
     others = (3, 1, "the world_size is 2 there.*pass all files"), (2, 0, "the rank is 1")
@@ -91,4 +91,6 @@ def test_a_workers_own_file_must_be_of_its_rank_and_number_of_workers():
 
 
 def test_the_files_of_all_workers_may_be_of_another_number_of_workers():
-    fitting.check_ranks([saved(2, 0), saved(2, 1)], several=True, world_size=3, rank=2, remedy="")
+    files = [saved(2, 1), saved(2, 0)]
+    found = fitting.by_rank(files, several=True, world_size=3, rank=2, remedy="")
+    assert [name for name, _ in found] == ["of 0", "of 1"]

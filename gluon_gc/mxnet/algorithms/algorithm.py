@@ -37,7 +37,7 @@ from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic
 from ...options import require_different
 from ...plan import Tensor
-from ...state import LOCAL, OF_ALL, Arrays, Place
+from ...state import LOCAL, OF_ALL, Arrays, Key
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import Job, copy_first, legacy, params_for, sum_over_contexts
 from ..trainer import freshness
@@ -47,7 +47,7 @@ from ..trainer.averaging import Averaging, StepArguments, Update
 from ..trainer.parameters import broadcast_to_contexts, first_copy
 from .adam import WrappedAdam, require_adam
 
-_PARAMETER = "parameter"  # `Place.what` of this worker's own parameters in a checkpoint
+_PARAMETER = "parameter"  # `Key.what` of this worker's own parameters in a checkpoint
 
 
 class MXNet:
@@ -309,15 +309,15 @@ class AlgorithmAveraging(Averaging):
 
     # Checkpoints
 
-    def arrays(self) -> Dict[Place, NDArray]:
+    def arrays(self) -> Dict[Key, NDArray]:
         """The algorithm's state and this worker's parameters, by parameter index."""
         numbers = {param.name: i for i, param in self._averaged.items()}
         saved = {
-            Place(i, LOCAL, _PARAMETER): first_copy(param) for i, param in self._averaged.items()
+            Key(i, LOCAL, _PARAMETER): first_copy(param) for i, param in self._averaged.items()
         }
         for kind, arrays in self._driver.saved_state().items():
             node = OF_ALL if self._driver.is_shared(kind) else LOCAL
-            saved.update({Place(numbers[name], node, kind): a for name, a in arrays.items()})
+            saved.update({Key(numbers[name], node, kind): a for name, a in arrays.items()})
         return saved
 
     def check(self, file: str, arrays: Arrays, strict: bool) -> None:
@@ -343,7 +343,7 @@ class AlgorithmAveraging(Averaging):
                     state.setdefault(place.what, {})[place.tensor] = array
             states.append(state)
         return {
-            Place(i, LOCAL, kind): array
+            Key(i, LOCAL, kind): array
             for kind, arrays in self._algorithm.regrouped(states).items()
             for i, array in arrays.items()
         }

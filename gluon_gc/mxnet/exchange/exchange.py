@@ -30,7 +30,7 @@ from ...auto.choice import Topology
 from ...compression import CompressionParams, stream
 from ...plan import Chunk, Tensor
 from ...random_streams import StreamStarts
-from ...state import Place
+from ...state import Key
 from .channel import AnyCodec, Channel
 from .channels import AnyChannel, Channels, GpuShares, in_messages
 from .codec import MessageCodec, Part
@@ -343,8 +343,8 @@ class Exchange:
         return (self._aggregators[channel].state() for channel in channels)
 
     def share_aggregators(
-        self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
-    ) -> Mapping[Place, np.ndarray]:
+        self, channels: Sequence[Channel], arrays: Mapping[Key, np.ndarray]
+    ) -> Mapping[Key, np.ndarray]:
         """Collect the arrays of all workers that `load_aggregators` needs; all workers call it."""
         return arrays
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from ... import kernels
 from ...plan import Slice
-from ...state import STREAM, Place
+from ...state import STREAM, Key
 from ...state.chunks import by_tensor, part
 from ..exchange.exchange import States
 
-Arrays = Mapping[Place, np.ndarray]
+Arrays = Mapping[Key, np.ndarray]
 Layouts = List[kernels.Layout]
 """For each chunk, the shape and the dtype of each array of its state."""
 
@@ -90,7 +90,7 @@ class Joiner:
 # Between workers
 
 
-def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Place, np.ndarray]:
+def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Key, np.ndarray]:
     """The parts of the arrays that lie in these slices, and all random streams of their tensors."""
     found, wanted = {}, by_tensor(pieces)
     for place, array in arrays.items():
@@ -116,16 +116,16 @@ def pack(arrays: Arrays) -> bytes:
     )
 
 
-def unpack(data: bytes) -> Dict[Place, np.ndarray]:
+def unpack(data: bytes) -> Dict[Key, np.ndarray]:
     """The arrays in the joined results of several `pack` calls; random streams are concatenated."""
-    arrays: Dict[Place, np.ndarray] = {}
+    arrays: Dict[Key, np.ndarray] = {}
     at = 0
     while at < len(data):
         end = data.index(b"\n", at)
         table: List[Any] = json.loads(data[at:end])
         at = end + 1
         for *fields, dtype, shape in table:
-            place = Place(*fields)
+            place = Key(*fields)
             array = np.frombuffer(data, dtype, int(np.prod(shape)), at).reshape(shape)
             at += array.nbytes
             if place in arrays:

@@ -19,18 +19,10 @@ from ..trainer.optimizer_facts import progress_of
 
 
 class OptimizerStates:
-    """The states of the optimizer, which are equal on all contexts.
-
-    Parameters
-    ----------
-    updaters : sequence of Updater
-        MXNet's updaters, one for each context.
-    params : sequence of Parameter
-        The trainer's parameters.
-    """
+    """The states of the optimizer, which are equal on all contexts."""
 
     def __init__(self, updaters: Sequence[Updater], params: Sequence[Parameter]) -> None:
-        self._updaters, self._params = updaters, params
+        self._updaters, self._params = updaters, params  # there is an updater for each context
 
     def pickled(self) -> bytes:
         """The states and the optimizer, pickled as by gluon.Trainer.save_states."""
@@ -39,11 +31,7 @@ class OptimizerStates:
     def load(self, pickled: bytes, numbers: Dict[int, int]) -> None:
         """Restore a result of `pickled`, on all contexts.
 
-        Parameters
-        ----------
-        pickled : bytes
-        numbers : dict
-            Maps a parameter's index in the checkpoint to its index here.
+        `numbers` maps a parameter's index in the checkpoint to its index here.
         """
         first = self._updaters[0]
         for updater in self._updaters:
@@ -115,19 +103,8 @@ def copy_progress(optimizer: Optimizer, exchange: Exchange, root_rank: int) -> N
 def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes, Dict[int, int]]:
     """The optimizer's states in a file of gluon.Trainer, and the indices of the parameters.
 
-    Parameters
-    ----------
-    fname : str
-    parameters : int
-        The number of the trainer's parameters.
-    mu : float, optional
-        The momentum that compression applies instead of the optimizer.
-
-    Raises
-    ------
-    ValueError
-        gluon.Trainer did not write the file, or it was saved with other parameters or another
-        momentum.
+    `parameters` is the number of the trainer's parameters, and `mu` the momentum that compression
+    applies instead of the optimizer. Raise ValueError if the file does not fit.
     """
     data = Path(fname).read_bytes()
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from ... import state
 from ...algorithms.driver import undivided
 from ...log import logger
-from ...state import LOCAL, OF_ALL, Arrays, Place, States, fitting
+from ...state import LOCAL, OF_ALL, Arrays, Key, States, fitting
 from ...state.division import Share, arrays_of_worker
 from ..trainer.averaging import Averaging
 from . import tensor_states
@@ -42,16 +42,16 @@ def save(averaging: Averaging, optimizer: OptimizerStates, fname: str) -> None:
     by_name = {tensor.name: key for key, tensor in averaging.tensors.items()}
     own = averaging.arrays()
 
-    def in_file(place: Place) -> Place:
-        number, kind = by_name[place.tensor]
-        return place._replace(tensor=number, what=f"{kind}/{place.what}" if kind else place.what)
+    def in_file(key: Key) -> Key:
+        number, kind = by_name[key.tensor]
+        return key._replace(tensor=number, what=f"{kind}/{key.what}" if kind else key.what)
 
     exchange_layout = tensor_states.layout(exchange, names)
-    layout = {in_file(place): shape_and_dtype for place, shape_and_dtype in exchange_layout.items()}
+    layout = {in_file(key): shape_and_dtype for key, shape_and_dtype in exchange_layout.items()}
     layout.update((p, (array.shape, np.dtype(array.dtype).name)) for p, array in own.items())
     arrays = itertools.chain(
-        ((in_file(place), array) for place, array in tensor_states.state(exchange, names)),
-        ((place, _as_numpy(array)) for place, array in own.items()),
+        ((in_file(key), array) for key, array in tensor_states.state(exchange, names)),
+        ((key, _as_numpy(array)) for key, array in own.items()),
     )
     header = {**_described(averaging), "steps": averaging.steps}
     state.write(fname, header, layout, arrays, optimizer.pickled())
@@ -82,8 +82,8 @@ def load(
         facts=lambda found: [("load_states", {"file": found.described})],
     )
     optimizer.load(found.optimizer, found.numbers)
-    own = {place: a for place, a in found.arrays.items() if place.node in (OF_ALL, LOCAL)}
-    exchange_arrays = {place: array for place, array in found.arrays.items() if place not in own}
+    own = {key: a for key, a in found.arrays.items() if key.node in (OF_ALL, LOCAL)}
+    exchange_arrays = {key: array for key, array in found.arrays.items() if key not in own}
     tensor_states.load(exchange, averaging.names(), exchange_arrays)
     averaging.load(own, found.steps, found.learning_rates)
 
@@ -121,9 +121,7 @@ def _find(averaging: Averaging, fname: Files, strict: bool) -> _Found:
         return _of_stock(averaging, str(fname))
     here = fitting.as_read(_described(averaging))
     files = [(str(name), state.read(name)) for name in (fname if several else [fname])]
-    if several:
-        files = fitting.in_order_of_ranks(files)
-    fitting.check_ranks(files, several, here["world_size"], here["rank"], _REMEDY)
+    files = fitting.by_rank(files, several, here["world_size"], here["rank"], _REMEDY)
     arrays = []
     for name, states in files:
         numbers = _numbers(name, states, here, strict)
@@ -144,11 +142,11 @@ def _find(averaging: Averaging, fname: Files, strict: bool) -> _Found:
     if others:
         chosen.update(averaging.regrouped(arrays))
     if exchange.rank != 0 and (several or not exchange.spreads_aggregators):
-        chosen = {place: array for place, array in chosen.items() if place.node != "aggregator"}
+        chosen = {key: array for key, array in chosen.items() if key.node != "aggregator"}
     if not exchange.spreads_aggregators:
         # Not strict: files may lack a tensor, but not the aggregator of a tensor that they have.
         needed = loaded if strict else loaded & shares.keys()
-        aggregated = {place: array for place, array in chosen.items() if place.tensor in needed}
+        aggregated = {key: array for key, array in chosen.items() if key.tensor in needed}
         _check_arrays(averaging, name, "aggregator", aggregated, needed, strict=True)
     header = states.header
     rates = {i: header["parameters"][n]["learning_rate"] for n, i in numbers.items()}
@@ -180,14 +178,14 @@ def _renamed(averaging: Averaging, arrays: Arrays, numbers: Dict[int, int]) -> A
     """The arrays of a file with the keys of `_Found`, without arrays that are not needed here."""
     renamed = {}
     tensors = {(i, undivided(kind)): tensor for (i, kind), tensor in averaging.tensors.items()}
-    for place, array in arrays.items():
-        number = numbers.get(place.tensor)
-        kind, _, what = place.what.rpartition("/")
-        if place.node in (OF_ALL, LOCAL) and number is not None:
-            renamed[place._replace(tensor=number)] = array
+    for key, array in arrays.items():
+        number = numbers.get(key.tensor)
+        kind, _, what = key.what.rpartition("/")
+        if key.node in (OF_ALL, LOCAL) and number is not None:
+            renamed[key._replace(tensor=number)] = array
         elif (number, undivided(kind)) in tensors:
             tensor = tensors[number, undivided(kind)]
-            renamed[place._replace(tensor=tensor.name, what=what)] = array
+            renamed[key._replace(tensor=tensor.name, what=what)] = array
     return renamed
 
 
@@ -195,9 +193,9 @@ def _check_arrays(
     averaging: Averaging, name: str, node: str, arrays: Arrays, loaded: Set[str], strict: bool
 ) -> None:
     """Raise ValueError unless a file has the states that a node keeps of these tensors."""
-    there = {place: array for place, array in arrays.items() if place.node == node}
+    there = {key: array for key, array in arrays.items() if key.node == node}
     layout = tensor_states.layout(averaging.exchange, loaded)
-    here = {place: entry for place, entry in layout.items() if place.node == node}
+    here = {key: entry for key, entry in layout.items() if key.node == node}
     fitting.check_arrays(name, there, here, _called(averaging), strict, _REMEDY)
 
 
@@ -210,7 +208,7 @@ def _called(averaging: Averaging) -> Dict[str, str]:
 def _shares(averaging: Averaging, before: Dict[int, Any], arrays: Arrays) -> Dict[str, Share]:
     """For each tensor with worker's arrays in a file, this worker's share of all files' arrays."""
     senders: Dict[str, Tuple[int, int]] = tensor_states.senders(averaging.exchange)
-    in_file = {place.tensor for place in arrays if place.node == "worker"}
+    in_file = {key.tensor for key in arrays if key.node == "worker"}
     shares = {}
     for (i, _), tensor in averaging.tensors.items():
         if tensor.name in senders and tensor.name in in_file and before.get(i):

@@ -15,18 +15,11 @@ Layouts = Sequence[Mapping[int, archive.Layouts]]
 
 
 class ServerStates:
-    """The worker's end.
-
-    Parameters
-    ----------
-    pages : sequence of Pages
-        The pages of each server.
-    command : callable
-        `Servers.command`. It sends all servers an action and a request.
-    """
+    """The worker's end."""
 
     def __init__(self, pages: Sequence[Pages], command: Callable[[str, Any], None]) -> None:
-        self._pages, self._command = pages, command
+        self._pages = pages  # of each server
+        self._command = command  # sends all servers an action and a request
 
     def fetch(self, keys: Sequence[int], layouts: Layouts) -> Iterator[States]:
         """Yield the states of these keys, in their order. Only one worker calls it."""

@@ -31,9 +31,9 @@ class Suspended:
         self._residuals = {tensor: count for tensor, (_, count) in senders.items()}
         self._own: Arrays = dict(tensor_states.state(exchange, senders.keys()))
         self._sums: Arrays = {
-            place: array * array.dtype.type(self._residuals[place.tensor] / self._workers)
-            for place, array in self._own.items()
-            if place.node == "worker" and place.what != STREAM
+            key: array * array.dtype.type(self._residuals[key.tensor] / self._workers)
+            for key, array in self._own.items()
+            if key.node == "worker" and key.what != STREAM
         }  # the workers of a machine may have the same residual, which counts once
         if self._workers > 1:
             self._sum_up(exchange)
@@ -53,14 +53,14 @@ class Suspended:
         self._residuals = {**kept, **self._residuals}  # 0: there is only a sum
         kept_sums = undeclared(previous._sums)
         self._sums.update(kept_sums)
-        for place in kept_sums:
-            self._owners[place.tensor] = previous._owners_in(exchange, place.tensor)
+        for key in kept_sums:
+            self._owners[key.tensor] = previous._owners_in(exchange, key.tensor)
 
     def _sum_up(self, exchange: Exchange) -> None:
         """Sum over all workers, uncompressed."""
         totals = {
-            f"suspended.{place.tensor}.{place.what}": mx.nd.array(array, dtype=array.dtype)
-            for place, array in self._sums.items()
+            f"suspended.{key.tensor}.{key.what}": mx.nd.array(array, dtype=array.dtype)
+            for key, array in self._sums.items()
         }
         tensors = [
             Tensor(name, array.size, np.dtype(array.dtype).name, CompressionParams())
@@ -68,7 +68,7 @@ class Suspended:
         ]
         exchange.declare(tensors, call="suspend")
         exchange.sum_in_place(totals)
-        self._sums = {place: a.asnumpy() for place, a in zip(self._sums, totals.values())}
+        self._sums = {key: a.asnumpy() for key, a in zip(self._sums, totals.values())}
 
     def fits(self, exchange: Exchange) -> bool:
         """Whether this worker has the same rank again, among the same number of workers."""

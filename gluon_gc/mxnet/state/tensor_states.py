@@ -12,12 +12,12 @@ import numpy as np
 
 from ... import kernels
 from ...plan import Slice
-from ...state import Arrays, Layout, Place, chunks
+from ...state import Arrays, Key, Layout, chunks
 from ..exchange.channel import Channel
 from ..exchange.exchange import Exchange, States
 
 
-def state(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[Place, np.ndarray]]:
+def state(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[Key, np.ndarray]]:
     """This worker's state of these tensors, in the order of `layout`; waits for all exchanges.
 
     It is a generator, which makes each array when it is asked for.
@@ -72,9 +72,7 @@ def load(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
     """
     load_workers(exchange, names, arrays)
     aggregated = [channel for channel in _compressed(exchange, names) if channel.aggregated]
-    aggregator_arrays = {
-        place: array for place, array in arrays.items() if place.node == "aggregator"
-    }
+    aggregator_arrays = {key: array for key, array in arrays.items() if key.node == "aggregator"}
     saved = chunks.Saved(exchange.share_aggregators(aggregated, aggregator_arrays))
     exchange.load_aggregators(aggregated, lambda c: _cut(exchange, c, "aggregator", saved))
 

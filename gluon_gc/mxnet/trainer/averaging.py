@@ -28,7 +28,7 @@ from mxnet.optimizer import Optimizer
 from ...agreement import Facts
 from ...learning_rates import LearningRates
 from ...plan import Tensor
-from ...state import Arrays, Place
+from ...state import Arrays, Key
 from ..exchange.exchange import Exchange
 from . import optimizer_facts
 from .amp import AgreedLossScaler
@@ -116,7 +116,7 @@ class Averaging(ABC):
         return
 
     @abstractmethod
-    def arrays(self) -> Mapping[Place, Union[np.ndarray, NDArray]]:
+    def arrays(self) -> Mapping[Key, Union[np.ndarray, NDArray]]:
         """The arrays that a checkpoint needs besides the arrays of the exchange."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from ...agreement import Facts
 from ...auto.selection import saved_choices
 from ...log import logger
 from ...plan import applies_momentum, travels_compressed
-from ...state import OF_ALL, Arrays, Place
+from ...state import OF_ALL, Arrays, Key
 from ..engine.operators import clip_factor
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import Gradient, Job, sums_of
@@ -405,12 +405,12 @@ class GradientAveraging(Averaging):
 
     # Checkpoints
 
-    def arrays(self) -> Mapping[Place, np.ndarray]:
+    def arrays(self) -> Mapping[Key, np.ndarray]:
         """The momentum of uncompressed gradients, and the weight decay's part of the momentum."""
         if self._momentum is None:
             return {}
         return {
-            Place(index, OF_ALL, "/".join(["momentum", *map(str, context)])): array
+            Key(index, OF_ALL, "/".join(["momentum", *map(str, context)])): array
             for (index, *context), array in self._momentum.state().items()
         }
 

@@ -18,7 +18,7 @@ from ...compression import CompressionParams
 from ...exchange import meter
 from ...log import logger
 from ...options import checked_epoch
-from .. import closing
+from .. import automatic, closing
 from ..gradients.optimizer_hooks import require_averaged
 from ..gradients.settings import chosen_params, facts_of, named
 from ..state import algorithms as algorithm_saving

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import (
     TYPE_CHECKING,
-    Any,
     Collection,
     Dict,
     Iterable,

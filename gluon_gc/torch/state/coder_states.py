@@ -3,7 +3,7 @@
     {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}
 
 NAME is the name of a parameter or another exchanged tensor. The rest are the fields of a
-`gluon_gc.state.Place`; the node is "worker", or "aggregator" for the chunks that this worker owns.
+`gluon_gc.state.Key`; the node is "worker", or "aggregator" for the chunks that this worker owns.
 Random streams are saved as int64, because PyTorch has few functions for uint64.
 """
 
@@ -27,7 +27,7 @@ from ...compression import CompressionParams
 from ...exchange.chunk import ExchangedChunk
 from ...exchange.coder import Coder
 from ...plan import Chunk, Slice
-from ...state import STREAM, Arrays, Layout, Place, chunks, division
+from ...state import STREAM, Arrays, Key, Layout, chunks, division
 
 if TYPE_CHECKING:
     from ...exchange.exchange import Lane
@@ -55,8 +55,8 @@ def packed(exchanged: Iterable[ExchangedChunk], undone: Collection[str] = ()) ->
     layouts = [(node, piece, coder.codec.saved_layout()) for node, piece, coder in kept]
     states = ((n, piece, coder.state(undone=piece.tensor in undone)) for n, piece, coder in kept)
     tensors: Tensors = {piece.tensor: {} for piece in begins}
-    for place, array in chunks.joined(states, chunks.layout_of(layouts, begins), begins):
-        tensors[place.tensor][_key(place)] = _tensor(array)
+    for key, array in chunks.joined(states, chunks.layout_of(layouts, begins), begins):
+        tensors[key.tensor][_text(key)] = _tensor(array)
     return tensors
 
 
@@ -66,8 +66,8 @@ def zeros(planned: Iterable[Chunk]) -> Tensors:
     compressed = [chunk for chunk in planned if chunk.params is not None]
     for chunk in compressed:
         tensors[chunk.slices[0].tensor] = {}
-    for place, (shape, dtype) in _layout(compressed).items():
-        tensors[place.tensor][_key(place)] = _tensor(np.zeros(shape, dtype))
+    for key, (shape, dtype) in _layout(compressed).items():
+        tensors[key.tensor][_text(key)] = _tensor(np.zeros(shape, dtype))
     return tensors
 
 
@@ -75,16 +75,16 @@ def unpacked(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Arrays:
     """Invert `packed`."""
     arrays: Arrays = {}
     for name, tensor_states in tensors.items():
-        for key, tensor in tensor_states.items():
-            node, kind, begin = key.split(".")
+        for text, tensor in tensor_states.items():
+            node, kind, begin = text.split(".")
             array = tensor.detach().cpu().numpy()
             array = array.view(np.uint64) if kind == STREAM else array
-            arrays[Place(name, node, kind, int(begin))] = array
+            arrays[Key(name, node, kind, int(begin))] = array
     return arrays
 
 
-def _key(place: Place) -> str:
-    return f"{place.node}.{place.what}.{place.begin}"
+def _text(key: Key) -> str:
+    return f"{key.node}.{key.what}.{key.begin}"
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
@@ -141,14 +141,14 @@ def _not_owned(lane: Lane, arrays: Arrays) -> Arrays:
     """Return all random streams, and the aggregator arrays that others own now, even in part."""
     owned = chunks.by_tensor(c.piece for c in lane.chunks if c.aggregator is not None)
 
-    def is_owned(place: Place, array: np.ndarray) -> bool:
-        if place.what == STREAM or place.tensor not in owned:
+    def is_owned(key: Key, array: np.ndarray) -> bool:
+        if key.what == STREAM or key.tensor not in owned:
             return False
-        pieces = owned[place.tensor].overlapping(place.begin, place.begin + array.size)
-        return sum(chunks.part(place, array, piece)[1].size for *_, piece in pieces) == array.size
+        pieces = owned[key.tensor].overlapping(key.begin, key.begin + array.size)
+        return sum(chunks.part(key, array, piece)[1].size for *_, piece in pieces) == array.size
 
     return {
-        place: array
-        for place, array in arrays.items()
-        if place.node == "aggregator" and not is_owned(place, array)
+        key: array
+        for key, array in arrays.items()
+        if key.node == "aggregator" and not is_owned(key, array)
     }

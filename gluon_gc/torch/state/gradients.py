@@ -138,9 +138,9 @@ def _fitting(state: CompressionState, states: States, strict: bool) -> Arrays:
         fitting.check(NOUN, "momentum", header["momentum"], here["momentum"])
     fitting.check(NOUN, "machines", header["machines"], here["machines"])
     layout = coder_states.worker_layout(state.lane.chunks)
-    layout = {place: entry for place, entry in layout.items() if place.tensor in names}
+    layout = {key: entry for key, entry in layout.items() if key.tensor in names}
     state_dicts.check_arrays(exchange, header, states.arrays, layout, names, strict)
-    return {place: a for place, a in states.arrays.items() if place.tensor in state.parameters}
+    return {key: a for key, a in states.arrays.items() if key.tensor in state.parameters}
 
 
 def _without_mu(parameters: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
@@ -160,7 +160,7 @@ def apply(lane: Lane, momentum: Optional[Momentum], arrays: Arrays) -> None:
     if momentum is not None:
         for kind, saved_as in _KINDS.items():
             momentum.state[kind] = {
-                place.tensor: torch.from_numpy(array.copy())
-                for place, array in arrays.items()
-                if (place.node, place.what) == (OF_ALL, saved_as)
+                key.tensor: torch.from_numpy(array.copy())
+                for key, array in arrays.items()
+                if (key.node, key.what) == (OF_ALL, saved_as)
             }

@@ -81,9 +81,7 @@ def by_rank(
     """
     several = not isinstance(given, Mapping)
     named = [(NOUN, read(each)) for each in (given if several else [given])]
-    if several:
-        named = fitting.in_order_of_ranks(named)
-    fitting.check_ranks(named, several, exchange.workers, exchange.rank, _REMEDY)
+    named = fitting.by_rank(named, several, exchange.workers, exchange.rank, _REMEDY)
     if several and len(named) != exchange.workers and exchange.machines is not None:
         raise ValueError(
             f"the {NOUN} is of {len(named)} workers, but {exchange.workers} are here: residuals "
@@ -196,5 +194,5 @@ def check_arrays(
     If machines sum first, other workers have arrays of other chunks.
     """
     if exchange.machines is None or header["rank"] == exchange.rank:
-        found = {place: array for place, array in arrays.items() if place.node == "worker"}
+        found = {key: array for key, array in arrays.items() if key.node == "worker"}
         fitting.check_arrays(NOUN, found, layout, names, strict)

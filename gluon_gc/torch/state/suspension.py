@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from ...compression import CompressionParams
 from ...options import is_whole
-from ...state import OF_ALL, STREAM, Arrays, Place
+from ...state import OF_ALL, STREAM, Arrays, Key
 from ...state.division import Share, arrays_of_worker
 from ..byteps import push_pull as functions
 from ..byteps import rendezvous, runtime
-from ..byteps.rendezvous import Rendezvous as Meeting
+from ..byteps.rendezvous import Rendezvous
 from ..gradients.state import CompressionState
 from ..optimizer.distributed import Averager, averagers
 from ..transport import groups
@@ -43,7 +43,7 @@ class _Kept:
         exchange = self._state.exchange
         count = exchange.workers if exchange.machines is None else exchange.machines.count
         own = coder_states.unpacked(self._saved["arrays"])
-        of_all = {place: array for place, array in own.items() if place.node == OF_ALL}
+        of_all = {key: array for key, array in own.items() if key.node == OF_ALL}
         shares = dict.fromkeys(self._state.parameters, Share(1, count))
         arrays = arrays_of_worker([{**self._sums, **of_all}], exchange.rank, shares)
         gradients.apply(self._state.lane, self._state.momentum, arrays)
@@ -63,14 +63,14 @@ def _sums(state: CompressionState) -> Arrays:
             if kind != STREAM:
                 total = torch.from_numpy(own.get(kind, np.zeros(shape, dtype)))
                 dist.all_reduce(total)
-                sums[Place(piece.tensor, "worker", kind, piece.begin)] = total.numpy()
+                sums[Key(piece.tensor, "worker", kind, piece.begin)] = total.numpy()
     return sums
 
 
 class _Suspended(NamedTuple):
     """The data with which a worker resumes."""
 
-    meeting: Meeting  # of the former workers
+    rendezvous: Rendezvous  # of the former workers
     kept: List[_Kept]
     declared: Dict[str, CompressionParams]  # the compression of push_pull's tensors
 
@@ -129,15 +129,15 @@ def resume(
     global _suspended
     if _suspended is None:
         raise RuntimeError("bps.resume() must follow bps.suspend(), which was not called")
-    meeting, kept, declared = _suspended
-    _require(num_workers, "num_workers", 1, meeting.size)
-    rank = meeting.rank if global_rank == -1 else global_rank
+    former, kept, declared = _suspended
+    _require(num_workers, "num_workers", 1, former.size)
+    rank = former.rank if global_rank == -1 else global_rank
     _require(rank, "global_rank", 0, num_workers - 1)
-    here = Meeting(meeting.store, int(rank), int(num_workers))
+    here = Rendezvous(former.store, int(rank), int(num_workers))
     rendezvous.go_on(here)
     runtime.init(timeout=groups.timeout())
     _suspended = None
-    all_are_there = all(gather(here == meeting, "call resume"))
+    all_are_there = all(gather(here == former, "call resume"))
     for compression_state in kept:
         compression_state.give_back(all_are_there)
     functions.declare_again(declared)

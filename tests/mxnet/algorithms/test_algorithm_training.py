@@ -212,7 +212,7 @@ def test_a_file_without_the_anchor_of_a_parameter_is_refused(tmp_path):
     params, trainer = trained(4)
     trainer.save_states(file)
     states = checkpoint.read(file)
-    gone = checkpoint.Place(1, checkpoint.OF_ALL, "anchor")
+    gone = checkpoint.Key(1, checkpoint.OF_ALL, "anchor")
     arrays = {place: array for place, array in states.arrays.items() if place != gone}
     layout = {place: (array.shape, array.dtype.name) for place, array in arrays.items()}
     checkpoint.write(file, states.header, layout, arrays.items(), states.optimizer)

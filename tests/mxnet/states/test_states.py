@@ -420,7 +420,7 @@ SAVE = """
 
 
 def numbered(value, count=300_000):
-    place = checkpoint.Place(0, "worker", "residual")
+    place = checkpoint.Key(0, "worker", "residual")
     return checkpoint.States({"value": value}, {place: np.full(count, value)}, b"")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gluon_gc import state as checkpoint
-from gluon_gc.state import Place
+from gluon_gc.state import Key as Place
 from tests.mxnet.states.test_states import SHAPES, contents, rewrite, trained, write
 
 DITHERING = {"compressor": "dithering", "k": 8, "seed": 7, "ef": "vanilla"}

@@ -31,7 +31,7 @@ from ....env import Cluster
 from ....launch.leaving import ending
 from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Slice
-from ....state import Place
+from ....state import Key
 from ...exchange.channel import Channel
 from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed
@@ -240,8 +240,8 @@ class Horovod(HierarchicalExchange):
     # Checkpoints: each worker saves the aggregator states of the messages that it owns
 
     def share_aggregators(
-        self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
-    ) -> Mapping[Place, np.ndarray]:
+        self, channels: Sequence[Channel], arrays: Mapping[Key, np.ndarray]
+    ) -> Mapping[Key, np.ndarray]:
         wanted: List[List[Slice]] = [[] for _ in range(self.num_workers)]
         for channel in channels:
             owner = self._process_set(channel).ranks[self._owner_of[channel]]

@@ -20,7 +20,7 @@ from ....launch.leaving import ending
 from ....launch.machine import Machine, Neighbours
 from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Chunk
-from ....state import Place
+from ....state import Key
 from ...exchange.channel import Channel
 from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed
@@ -138,8 +138,8 @@ class OneMachine(HierarchicalExchange):
         return self.rank == 0 and channel.aggregated
 
     def share_aggregators(
-        self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
-    ) -> Mapping[Place, np.ndarray]:
+        self, channels: Sequence[Channel], arrays: Mapping[Key, np.ndarray]
+    ) -> Mapping[Key, np.ndarray]:
         # All workers write the same states. Each one also needs the aggregators' random streams.
         return archive.unpack(b"".join(self._gather(archive.pack(arrays))))
 
