@@ -1,4 +1,4 @@
-"""The command bpslaunch. It runs gluon_gc.launch.launcher without running gluon_gc/__init__.py.
+"""The command bpslaunch. It runs gluon_gc.launch.cli.launcher without running gluon_gc/__init__.py.
 
 `import gluon_gc` registers an import hook and sets variables for MXNet, which the launcher does not
 need.
@@ -14,7 +14,7 @@ def main() -> int:
     if spec is None:
         sys.exit("bpslaunch: gluon_gc is not installed")
     sys.modules["gluon_gc"] = importlib.util.module_from_spec(spec)
-    from gluon_gc.launch.launcher import main
+    from gluon_gc.launch.cli.launcher import main
 
     return main(sys.argv[1:])
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Sequence
 
 from gluon_gc import algorithms, compression
-from gluon_gc.variables import KINDS, REQUIRED, TABLE, Variable
-from gluon_gc.variables_of_launchers import OF_LAUNCHERS
+from gluon_gc.env.variables import KINDS, OF_LAUNCHERS, REQUIRED, TABLE, Variable
 
 PAGE = Path(__file__).with_name("reference") / "keys-and-variables.md"
 

@@ -14,12 +14,11 @@ from .version import __version__ as __version__
 env.prepare_engine()  # MXNet reads these variables once, when it is imported
 
 _HOMES = {
-    "cast": ("Compression",),
-    "collective": ("allreduce", "barrier"),
-    "optimizer": ("DistributedOptimizer",),
-    "push_pull": ("broadcast_parameters", "byteps_declare_tensor", "byteps_push_pull"),
-    "running_statistics": ("average_statistics",),
-    "runtime": (
+    "byteps.cast": ("Compression",),
+    "byteps.collective": ("allreduce", "average_statistics", "barrier"),
+    "byteps.optimizer": ("DistributedOptimizer",),
+    "byteps.push_pull": ("broadcast_parameters", "byteps_declare_tensor", "byteps_push_pull"),
+    "byteps.runtime": (
         "init",
         "local_rank",
         "local_size",
@@ -29,7 +28,7 @@ _HOMES = {
         "size",
         "suspend",
     ),
-    "trainer": ("DistributedTrainer",),
+    "trainer.trainer": ("DistributedTrainer",),
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 

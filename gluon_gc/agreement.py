@@ -1,8 +1,7 @@
 """Checks that all workers have the same settings, before they exchange gradients.
 
 Each worker lists facts, such as the size, dtype and compressor of each gradient. Workers compare
-digests of these facts first. If digests differ, they compare the facts of one block, so that the
-error can name the first difference.
+digests of blocks of facts first, and then the facts of the first block that differs.
 """
 
 from __future__ import annotations
@@ -28,22 +27,9 @@ Message = Dict[str, Any]
 def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
     """Check that all workers have the same facts, in the same order. All workers call this.
 
-    Only the values are compared. Subjects may differ between workers.
-
-    Parameters
-    ----------
-    rank : int
-        The rank of this worker.
-    facts : Facts
-        The environment variables in `_SETTINGS` are added to them.
-    ask : callable
-        Takes this worker's message. Returns the result of `compare` for the messages of all
-        workers, which is the same on all workers.
-
-    Raises
-    ------
-    RuntimeError
-        Facts differ. The error is raised on all workers.
+    Only the values are compared. Subjects may differ between workers. The environment variables in
+    `_SETTINGS` are added. `ask` takes this worker's message, and returns the result of `compare`
+    for the messages of all workers. All workers raise RuntimeError if facts differ.
     """
     settings = {name: env.get(name) for name in _SETTINGS}
     own = [[subject, _shortened(values)] for subject, values in (("", settings), *facts)]
@@ -58,13 +44,10 @@ def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
 
 
 def compare(messages: List[Message]) -> Message:
-    """Compare the messages of all workers.
+    """Compare the messages of all workers. The result is empty if they are the same.
 
-    Returns
-    -------
-    dict
-        Empty if all messages are the same. {"block": i} if digest i differs: the workers must then
-        send the facts of that block. {"problem": text} with the first difference.
+    It is {"block": i} if digest i differs: the workers must then send the facts of that block. It
+    is {"problem": text} with the first difference.
     """
     first, *others = sorted(messages, key=lambda message: message["rank"])
     for message in messages:
@@ -87,7 +70,6 @@ def compare(messages: List[Message]) -> Message:
 
 
 def _difference(first: Message, other: Message) -> str:
-    """The first difference between the facts of two workers, in words. "" if there is none."""
     here, there = f"worker {other['rank']}", f"worker {first['rank']}"
     for theirs, own in itertools.zip_longest(first["facts"], other["facts"]):
         if theirs is None:

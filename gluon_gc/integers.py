@@ -31,21 +31,9 @@ def _halves(sums: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def total(sums: Sequence[np.ndarray], dtype: Any, called: str) -> np.ndarray:
-    """The sum over workers, as integers.
+    """The sum over workers of the arrays of `summands`, as integers.
 
-    Parameters
-    ----------
-    sums : sequence of ndarray
-        The arrays of `summands`, summed over workers.
-    dtype : dtype
-        The dtype of the integers.
-    called : str
-        The name of the tensor in the error.
-
-    Raises
-    ------
-    OverflowError
-        A sum does not fit into the dtype.
+    Raises OverflowError, which names the tensor `called`, if a sum does not fit into the dtype.
     """
     high, low = _halves(sums)
     info = np.iinfo(dtype)

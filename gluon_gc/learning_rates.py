@@ -6,13 +6,7 @@ from typing import Dict, Hashable, Iterable, List, Mapping, Optional
 
 
 class LearningRates:
-    """The learning rate of each parameter when its gradient was last exchanged.
-
-    Attributes
-    ----------
-    last : dict
-        The learning rates of the last steps, by any key that identifies a parameter.
-    """
+    """The learning rate of each parameter, by any key, when its gradient was last exchanged."""
 
     def __init__(self) -> None:
         self.last: Dict[Hashable, float] = {}
@@ -22,16 +16,8 @@ class LearningRates:
     def advance(self, rates: Mapping[Hashable, float]) -> Dict[Hashable, float]:
         """Begin a step. Return the ratio of the previous to the current learning rate.
 
-        Parameters
-        ----------
-        rates : mapping
-            The learning rates of this step. A rate of 0 is ignored: the next ratio is computed from
-            the last rate that was not 0.
-
-        Returns
-        -------
-        dict
-            The ratio of each parameter. Ratios of 1 are left out.
+        Ratios of 1 are left out. A rate of 0 is ignored: the next ratio is computed from the last
+        rate that was not 0.
         """
         nonzero = {key: rate for key, rate in rates.items() if rate}
         self._advanced = list(rates)
@@ -48,7 +34,6 @@ class LearningRates:
         self.last = self.without(keys)
 
     def take_back(self) -> None:
-        """Undo the last `advance`."""
         self.keep(self._advanced)
 
     def without(self, keys: Iterable[Hashable]) -> Dict[Hashable, float]:

@@ -3,6 +3,7 @@
 import functools
 import logging
 import sys
+from typing import Any
 
 from . import env
 
@@ -18,9 +19,14 @@ if not logger.handlers:
     logger.setLevel(_LEVELS.get(level, level))
 
 
-@functools.lru_cache(maxsize=None)  # one warning per process
+@functools.lru_cache(maxsize=None)
+def warn_once(message: str, *values: Any) -> None:
+    """Log a warning, once in this process."""
+    logger.warning(message, *values)
+
+
 def warn_of_misspelt() -> None:
     """Warn of variables that look like gluon_gc's but are not read."""
     for name, suggestion in env.misspelt().items():
         question = f"; did you mean {suggestion}?" if suggestion else ""
-        logger.warning("nothing reads the variable %s%s", name, question)
+        warn_once("nothing reads the variable %s%s", name, question)

@@ -14,33 +14,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Option:
-    """The type, the rule and the help text of an option.
-
-    Parameters
-    ----------
-    types : tuple of type
-        The allowed types.
-    rule : callable
-        Takes a value of these types. Returns whether it is allowed.
-    allowed : str
-        The rule in words, for errors and docs.
-    meaning : str
-        The help text, one line.
-    unused : object, optional
-        The value that BytePS's example scripts pass if they do not use the option.
-    choices : tuple of str
-        The allowed values, if they are words.
-    hint : callable
-        Takes a refused value. Returns a text that the error ends with.
-    """
+    """The type, the rule and the help text of an option."""
 
     types: Tuple[type, ...]
-    rule: Callable[[Any], bool]
-    allowed: str
-    meaning: str
-    unused: Any = None
-    choices: Tuple[str, ...] = ()
-    hint: Callable[[Any], str] = lambda value: ""
+    rule: Callable[[Any], bool]  # whether a value of these types is allowed
+    allowed: str  # the rule in words, for errors and docs
+    meaning: str  # the help text, one line
+    unused: Any = None  # the value that BytePS's example scripts pass if they do not use the option
+    choices: Tuple[str, ...] = ()  # the allowed values, if they are words
+    hint: Callable[[Any], str] = lambda value: ""  # the end of the error for a refused value
 
     def check(self, name: str, value: Any, argument: str = "compression_params") -> None:
         """Raise TypeError or ValueError unless a value is allowed. The error names the key."""
@@ -60,7 +42,12 @@ class Option:
             return word
         if list in self.types and "," in word:
             return [number_of(part) for part in word.split(",") if part]
-        return parsed_json(text) if Mapping in self.types else number_of(text)
+        if Mapping in self.types:
+            try:
+                return json.loads(text)
+            except ValueError:
+                return text
+        return number_of(text)
 
     def field(self, default: Any = MISSING) -> Any:
         """A dataclass field with this option. Without a default, the user must give a value."""
@@ -75,14 +62,6 @@ def number_of(text: str) -> Any:
         except ValueError:
             pass
     return text
-
-
-def parsed_json(text: str) -> Any:
-    """Convert JSON text to a value. Text that is not JSON is returned as it is."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def listed(names: Sequence[str], word: str) -> str:
@@ -146,12 +125,10 @@ def one_of(choices: Sequence[str], meaning: str, unused: Any = None) -> Option:
 
 
 def switch(meaning: str) -> Option:
-    """An option that is True or False."""
     return Option((bool, np.bool_), lambda value: True, "True or False", meaning)
 
 
 def real(rule: Callable[[Any], bool], allowed: str, meaning: str) -> Option:
-    """An option that is a number."""
     return Option((numbers.Real,), rule, allowed, meaning)
 
 

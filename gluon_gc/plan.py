@@ -1,12 +1,7 @@
 """Plans the exchange of gradients: cuts them into chunks, and assigns messages to servers.
 
-In each step the workers average their gradients. With a parameter server, workers send gradients to
-servers. Each server sums its part over the workers and sends the sum back. With a library that has
-no servers, such as Horovod, the workers do this work.
-
-`cut` divides large gradients into chunks. Small uncompressed gradients share a chunk. A chunk is
-summed by one server. A compressed chunk has one payload, its compressed bytes. A message carries
-one chunk, or several small ones, and some bytes besides the payloads.
+A chunk is summed by one server, or by the worker that does its work. A message carries one chunk,
+or several small ones, and some bytes besides their payloads.
 
     gradient                         chunks
     compressed, large                several, nearly equal
@@ -19,8 +14,6 @@ one chunk, or several small ones, and some bytes besides the payloads.
 A gradient is large if it is larger than the partition size. If the messages of a dense, compressed
 gradient are larger than 96 KiB on average, it is cut finer, unless that takes 1 % more bytes.
 
-`spread` assigns messages to servers, so that each server gets about the same number of bytes.
-
 Each worker computes the plan itself. The workers first compare the tensors (`facts`) and settings
 such as BYTEPS_PARTITION_BYTES, so all plans are equal.
 """
@@ -28,7 +21,6 @@ such as BYTEPS_PARTITION_BYTES, so all plans are equal.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -36,7 +28,7 @@ import numpy as np
 from .agreement import Facts
 from .compression import CompressionParams
 from .kernels import frame_words, rows_head_bytes
-from .log import logger
+from .log import warn_once
 
 ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024
@@ -52,38 +44,16 @@ def require_on_nonfinite(value: Any) -> None:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Describes a gradient, or another array that the workers average. It holds no values.
+    """Describes a gradient, or another array that the workers average. It holds no values."""
 
-    Parameters
-    ----------
-    name : str
-        A unique name, the same on all workers.
-    size : int
-        Number of elements.
-    dtype : str
-    params : CompressionParams
-        The compressor and its options.
-    index : int
-        The parameter's position in its trainer or model. It is added to the compressor's seed, so
-        that each parameter has its own stream of random numbers.
-    called : str
-        The name of the tensor in error messages. It must be given if on_nonfinite is "raise".
-    on_nonfinite : str
-        What to do if the average of the tensor has a NaN or an infinity. "raise": raise an error.
-        "skip": report it to the caller, which skips the step. "propagate": nothing.
-    rows : int
-        The number of rows of a row-sparse tensor, such as the gradient of an embedding. Only the
-        rows with a gradient are sent. 0 if the tensor is dense.
-    """
-
-    name: str
-    size: int
+    name: str  # unique, and the same on all workers
+    size: int  # number of elements
     dtype: str
     params: CompressionParams
-    index: int = 0
-    called: str = ""
-    on_nonfinite: str = "propagate"
-    rows: int = 0
+    index: int = 0  # the parameter's position, added to the seed: each has its own random stream
+    called: str = ""  # the name in error messages, needed if on_nonfinite is "raise"
+    on_nonfinite: str = "propagate"  # or "raise", or "skip": the caller then skips the step
+    rows: int = 0  # of a row-sparse tensor; only rows with a gradient are sent. 0: dense
 
     @property
     def num_bytes(self) -> int:
@@ -119,31 +89,15 @@ class Slice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The unit that is summed: a slice of one tensor, or several small uncompressed tensors.
+    """The unit that is summed: a slice of one tensor, or several small uncompressed tensors."""
 
-    Parameters
-    ----------
-    slices : tuple of Slice
-        The elements of the chunk. A compressed chunk has one slice. An uncompressed chunk may have
-        slices of several tensors.
-    dtype : str
-        Compressed: the dtype of the compressor's arithmetic. Uncompressed: the dtype of the values
-        that are sent.
-    params : CompressionParams, optional
-        The compressor and its options. None if the values are sent and summed uncompressed.
-    message_bytes : int
-        The largest number of bytes that a worker sends for this chunk to a parameter server in a
-        step: the payload and, unless the server sums payloads as they are, its framing
-        (`_framed_bytes`). Without servers, payloads are not framed.
-    rows : int
-        The number of rows of a row-sparse tensor. 0 if the tensor is dense.
-    """
-
-    slices: Tuple[Slice, ...]
-    dtype: str
-    params: Optional[CompressionParams]
+    slices: Tuple[Slice, ...]  # one, or of several tensors if uncompressed
+    dtype: str  # of the compressor's arithmetic, or else of the values that are sent
+    params: Optional[CompressionParams]  # None if the values are sent and summed uncompressed
+    # The most bytes that a worker sends to a parameter server for this chunk in a step: the payload
+    # and, unless the server sums payloads as they are, its framing.
     message_bytes: int
-    rows: int = 0
+    rows: int = 0  # of a row-sparse tensor; 0: dense
 
     @property
     def size(self) -> int:
@@ -151,26 +105,19 @@ class Chunk:
 
     @property
     def aggregated(self) -> bool:
-        """Whether an aggregator sums the payloads of all workers and compresses the sum again.
-
-        The aggregator is a server or one of the workers. All workers decode the compressed sum.
-        """
+        """Whether a server or worker sums all workers' payloads and compresses the sum again."""
         return self._decoded_for_sum and self.params.exchange == "two_way"
 
     @property
     def gathered(self) -> bool:
-        """Whether every worker receives the payloads of all workers and sums them itself.
-
-        All compressed row-sparse chunks are gathered: `CompressionParams.of_rows` sets `exchange`.
-        """
+        """Whether every worker receives and sums all payloads, as those of row-sparse chunks."""
         return self._decoded_for_sum and self.params.exchange == "gather"
 
     @property
     def _decoded_for_sum(self) -> bool:
-        """Whether payloads of this chunk must be decoded before they can be summed.
+        """Whether payloads must be decoded before they can be summed.
 
-        That is so for all compressed chunks except dense ones with a summable compressor, such as
-        randomk. Those payloads are arrays of values, which are summed as they are.
+        Payloads of a dense chunk with a summable compressor, such as randomk, are arrays of values.
         """
         if self.params is None:
             return False
@@ -180,8 +127,7 @@ class Chunk:
 def _slices(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
     """Cut a tensor into slices of nearly equal size, each of at most `partition_bytes`.
 
-    Messages travel to several servers at the same time. The largest decides when all have arrived,
-    so no slice should be larger than the others.
+    The largest message decides when all have arrived, so no slice should be larger than the others.
     """
     max_elements = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
     count = max(1, -(-tensor.size // max_elements))
@@ -198,8 +144,7 @@ def working_dtype(dtype: str) -> str:
 def _wire_dtype(tensor: Tensor) -> str:
     """The dtype in which an uncompressed tensor is sent and summed.
 
-    Integers are sent as float64, because MXNet's parameter server sums only floating-point arrays.
-    integers.py splits 64-bit integers first, so that their sums are exact.
+    MXNet's parameter server sums only floats. integers.py makes the sums of integers exact.
     """
     if not tensor.floating:
         return "float64"
@@ -209,9 +154,8 @@ def _wire_dtype(tensor: Tensor) -> str:
 def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
     """The chunks of a compressed tensor.
 
-    If the chunks' messages are larger than `_MESSAGE_BYTES` on average, the tensor is cut finer. A
-    server sends the sum back only after it has received a whole message, so with smaller messages
-    it begins earlier. The first cut stays if the finer one needs at least 1 % more bytes in total.
+    A server sends the sum back only after it has received a whole message, so with smaller messages
+    it begins earlier.
     """
     dtype = working_dtype(tensor.dtype)
     if tensor.rows:
@@ -229,15 +173,11 @@ def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
 
 
 def _framed_bytes(payload_bytes: int) -> int:
-    """The bytes of a payload after framing, which adds a 32-bit word to each 127 words.
-
-    Framed payloads pass through MXNet's parameter server unchanged: see kernels/framing.py.
-    """
+    """The bytes of a payload after framing (kernels/framing.py)."""
     return 4 * frame_words(payload_bytes)
 
 
 def _equal_chunks(tensor: Tensor, dtype: str, partition_bytes: int) -> List[Chunk]:
-    """One compressed chunk for each of a tensor's `_slices`."""
     slices = list(_slices(tensor, partition_bytes))
     message_bytes = {}
     for size in {piece.size for piece in slices}:  # at most two sizes: the last may be shorter
@@ -279,25 +219,13 @@ def _uncompressed_chunks(
 
 
 def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
-    """Cut tensors into chunks.
+    """Cut tensors into chunks: compressed ones in the order of the tensors, then uncompressed ones.
 
     Uncompressed tensors of one dtype share chunks, up to `SMALL_BYTES`. Larger ones do not: a chunk
     is summed by one server, and none of its tensors is ready before all of it has been summed.
+    Uncompressed row-sparse tensors are exchanged in another way. Row-sparse tensors are not cut.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        Without uncompressed row-sparse tensors, which are exchanged in another way.
-    partition_bytes : int
-        The maximum size of a chunk before compression (BYTEPS_PARTITION_BYTES). Row-sparse tensors
-        are not cut.
-    min_compress_bytes : int
-        Tensors with fewer bytes are sent uncompressed (BYTEPS_MIN_COMPRESS_BYTES).
-
-    Returns
-    -------
-    list of Chunk
-        Compressed chunks in the order of the tensors, then uncompressed chunks.
+    The sizes are BYTEPS_PARTITION_BYTES and BYTEPS_MIN_COMPRESS_BYTES, before compression.
     """
     chunks: List[Chunk] = []
     uncompressed: Dict[str, List[Tensor]] = {}
@@ -326,17 +254,13 @@ def warn_if_uncompressed(tensors: Sequence[Tensor], min_compress_bytes: int) -> 
     if not named or any(travels_compressed(tensor, min_compress_bytes) for tensor in named):
         return
     sizes = [tensor.num_bytes for tensor in named if tensor.floating]
-    _warn_of_no_compression(
+    warn_once(
+        "compression_params name a compressor, but nothing is compressed: %s",
         f"the largest tensor has {max(sizes)} bytes, and BYTEPS_MIN_COMPRESS_BYTES is "
         f"{min_compress_bytes}"
         if sizes
-        else f"tensors of dtype {named[0].dtype} are never compressed"
+        else f"tensors of dtype {named[0].dtype} are never compressed",
     )
-
-
-@lru_cache(maxsize=None)  # one warning per process and reason
-def _warn_of_no_compression(reason: str) -> None:
-    logger.warning("compression_params name a compressor, but nothing is compressed: %s", reason)
 
 
 def applies_momentum(tensor: Tensor, min_compress_bytes: int) -> bool:
@@ -347,8 +271,8 @@ def applies_momentum(tensor: Tensor, min_compress_bytes: int) -> bool:
 def params_for_dimensions(params: CompressionParams, dimensions: int) -> CompressionParams:
     """The params for a gradient with this number of dimensions.
 
-    A compressor that accumulates unsent elements (dgc) does not compress vectors, such as biases.
-    They are sent uncompressed, as in the reference implementation of DGC.
+    As in the reference implementation of DGC, vectors such as biases are sent uncompressed if the
+    compressor accumulates unsent elements.
     """
     accumulates = params.compressor is not None and params.compressor.traits.accumulates
     return CompressionParams(fp16=params.fp16) if accumulates and dimensions == 1 else params
@@ -376,17 +300,7 @@ def spread(loads: Sequence[int], num_servers: int) -> List[int]:
     """Assign loads to servers so that the servers' totals are nearly equal.
 
     The largest load is assigned first. Each load goes to the server with the smallest total so far.
-
-    Parameters
-    ----------
-    loads : sequence of int
-        The bytes of each message, or another measure of the work that it causes.
-    num_servers : int
-
-    Returns
-    -------
-    list of int
-        The server of each load, from 0 to `num_servers` - 1.
+    A load is the bytes of a message, or another measure of the work that it causes.
     """
     totals = [0] * num_servers
     servers = [0] * len(loads)

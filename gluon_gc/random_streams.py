@@ -14,12 +14,8 @@ _ENTROPY_BYTES = 16
 class StreamStarts:
     """Computes the initial state of each chunk's random stream.
 
-    Streams without a seed are derived from random bytes of rank 0, which all workers receive.
-
-    Parameters
-    ----------
-    of_root : callable
-        Takes this worker's bytes. Returns those of rank 0. All workers call it together.
+    Streams without a seed are derived from random bytes of rank 0. `of_root` takes this worker's
+    bytes and returns those of rank 0. All workers call it together.
     """
 
     def __init__(self, of_root: Callable[[bytes], bytes]) -> None:
@@ -36,18 +32,9 @@ class StreamStarts:
     ) -> Optional[stream.State]:
         """The initial state of a node's stream for a chunk. None if its compressor does not draw.
 
-        `draw` must have been called with the chunk before.
-
-        Parameters
-        ----------
-        chunk : Chunk
-            A chunk with a compressor.
-        node : int or None
-            The rank of a worker. None for the aggregator.
-        index : int
-            The parameter's position in its trainer.
-        begin : int
-            The first element of the chunk in the parameter.
+        `draw` must have been called with the chunk before. `node` is the rank of a worker, or None
+        for the aggregator. `index` is the parameter's position in its trainer, and `begin` the
+        first element of the chunk in the parameter.
         """
         if not chunk.params.compressor.traits.draws:
             return None

@@ -21,18 +21,10 @@ class Size(NamedTuple):
 def by_tensor(
     messages: Iterable[Tuple[Fields, Iterable[Tuple[str, float]]]],
 ) -> Dict[str, Dict[str, float]]:
-    """Divide the measurements of messages among their tensors.
+    """The `FIELDS` of each tensor, by name, from those of its messages.
 
-    Parameters
-    ----------
-    messages : iterable of (mapping, iterable of (str, float))
-        For each message: its `FIELDS`, and for each of its tensors the name and the share of the
-        message, from 0 to 1.
-
-    Returns
-    -------
-    dict
-        The `FIELDS` of each tensor, by name.
+    Each message has its `FIELDS`, and for each of its tensors the name and the share of the
+    message, from 0 to 1.
     """
     measured: Dict[str, Dict[str, float]] = {}
     for fields, shares in messages:
@@ -46,22 +38,12 @@ def by_tensor(
 def report(
     sizes: Mapping[str, Size], measured: Mapping[str, Fields], **of_total: float
 ) -> Dict[str, Any]:
-    """Return the result of compression_stats: a dict with "tensors" and "total".
+    """Return the result of compression_stats: a dict with "tensors" by name, and "total".
 
-    Parameters
-    ----------
-    sizes : mapping
-        The sizes of all tensors, by name.
-    measured : mapping
-        The result of `by_tensor`. A tensor that is missing has not been sent yet.
-    **of_total
-        Further entries of "total".
-
-    Returns
-    -------
-    dict
-        "total", and the "tensors" by name, have `FIELDS`, raw_bytes (of the uncompressed tensor),
-        ratio (raw_bytes / pushed_bytes, or None if nothing was sent) and bits_per_element.
+    Each entry has `FIELDS`, raw_bytes (of the uncompressed tensor), ratio (raw_bytes /
+    pushed_bytes, or None if nothing was sent) and bits_per_element. A tensor that is missing in
+    `measured`, the result of `by_tensor`, has not been sent yet. `of_total` are further entries of
+    "total".
     """
     zeros = dict.fromkeys(FIELDS, 0.0)
     fields = {name: measured.get(name, zeros) for name in sizes}
@@ -79,7 +61,6 @@ def report(
 
 
 def _with_ratios(size: Size, fields: Fields) -> Dict[str, Any]:
-    """Add raw_bytes, ratio (None if nothing was sent) and bits_per_element to measurements."""
     pushed = fields["pushed_bytes"]
     return {
         "raw_bytes": size.raw_bytes,

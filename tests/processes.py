@@ -6,8 +6,7 @@ import random
 import signal
 import socket
 
-from gluon_gc.variables import TABLE
-from gluon_gc.variables_of_launchers import OF_LAUNCHERS
+from gluon_gc.env.variables import OF_LAUNCHERS, TABLE
 
 _ports = itertools.count(random.SystemRandom().randrange(2000))
 

@@ -1,40 +1,29 @@
-"""The interface of a wrapped Adam optimizer to an algorithm."""
+"""For algorithms that wrap Adam: the optimizer's interface, and the options of a warm-up.
+
+The length of a warm-up is a number of steps, or a share of all steps.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Tuple
+from dataclasses import replace
+from typing import NamedTuple, Optional, Protocol, Tuple
 
+from ..options import Option, share_or_whole, whole
 from .base import Array
 
 
 class Update(NamedTuple):
-    """Adam's update of a parameter x: x = x - decay x - rate (m / denominator).
+    """Adam's update of a parameter x: x = x - decay x - rate (m / denominator)."""
 
-    Parameters
-    ----------
-    rate : float
-        The learning rate, with the bias correction of the first moment.
-    denominator : array
-        The root of the second moment with its bias correction, plus epsilon.
-    decay : float
-        The learning rate times the decoupled weight decay; 0 for coupled weight decay.
-    """
-
-    rate: float
-    denominator: Array
-    decay: float
+    rate: float  # the learning rate, with the bias correction of the first moment
+    denominator: Array  # the root of the second moment with its bias correction, plus epsilon
+    decay: float  # the learning rate times the decoupled weight decay; 0 for coupled weight decay
 
 
 class Adam(Protocol):
-    """The wrapped Adam optimizer in one step, by the names of the parameters.
+    """The wrapped Adam optimizer in one step, by the names of the parameters."""
 
-    Attributes
-    ----------
-    steps : int
-        The number of steps that the optimizer has counted for the first parameter.
-    """
-
-    steps: int
+    steps: int  # that the optimizer has counted for the first parameter
 
     def moments(self, name: str) -> Tuple[Array, Array]:
         """The first and second moment, which the algorithm may write to."""
@@ -43,10 +32,7 @@ class Adam(Protocol):
         """The decay rates of the moments."""
 
     def gradient(self, name: str) -> Array:
-        """This worker's gradient as it enters the moments.
-
-        It includes coupled weight decay and the optimizer's own clipping.
-        """
+        """This worker's gradient, with the optimizer's coupled weight decay and clipping."""
 
     def as_float(self, number: Array) -> float:
         """The value of an array with one element, such as a sum."""
@@ -60,11 +46,33 @@ class Adam(Protocol):
     def update(self, name: str, frozen: int) -> Update:
         """The current step's update of a parameter, after `count`.
 
-        Parameters
-        ----------
-        name : str
-        frozen : int
-            The number of steps, including this one, in which the second moment did not change. Its
-            bias correction did not change in these steps either. A parameter that a loaded
-            checkpoint lacks has fewer steps; then the bias correction is that of one step.
+        The second moment and its bias correction did not change in the last `frozen` steps,
+        including this one. A parameter that a loaded checkpoint lacks has fewer steps; then the
+        bias correction is that of one step.
         """
+
+
+def warm_up_length(meaning: str) -> Option:
+    return share_or_whole(f"{meaning}, or a share of total_steps")
+
+
+def total_steps_option(key: str) -> Option:
+    """The option for the number of all steps. `key` is the option for the length."""
+    number = whole(1, f"all steps; needed if {key} is a share")
+    return replace(
+        number,
+        types=(*number.types, type(None)),
+        rule=lambda value: value is None or number.rule(value),
+    )
+
+
+def warm_up_steps(name: str, key: str, given: float, total: Optional[int]) -> int:
+    """The steps of a warm-up of `given` steps, or of this share of `total` steps."""
+    if given >= 1:
+        return int(given)
+    if total is None:
+        raise KeyError(
+            f"algorithm['total_steps'] is missing; {name} needs it because '{key}' is {given!r}, a "
+            "share of all steps"
+        )
+    return max(1, round(given * total))

@@ -17,9 +17,11 @@ from typing import (
     ClassVar,
     Dict,
     Generator,
+    Iterable,
     Mapping,
     NamedTuple,
     Optional,
+    Protocol,
     Sequence,
     Tuple,
     Type,
@@ -31,7 +33,6 @@ from ..options import Option
 
 if TYPE_CHECKING:
     from .adam import Adam
-    from .framework import Framework
 
 Array = Any
 """A float32 or float64 array of any framework."""
@@ -49,6 +50,27 @@ def register(algorithm: Type["Algorithm"]) -> Type["Algorithm"]:
     """Class decorator: add an algorithm to the registry."""
     registry[algorithm.name] = algorithm
     return algorithm
+
+
+class Framework(Protocol):
+    """Functions of the framework that owns the arrays of a step."""
+
+    threads: int  # for computations on the CPU
+
+    def in_host_memory(self, array: Array) -> bool:
+        """Whether an array is in the memory of the CPU."""
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        """The values as a NumPy array, which shares the memory of an array in host memory."""
+
+    def from_numpy(self, values: np.ndarray, like: Array) -> Array:
+        """A new array with these values, on the device of `like`. It may share their memory."""
+
+    def multiply(self, a: Array, b: Array) -> Array:
+        """The product of two matrices."""
+
+    def wait(self, arrays: Iterable[Array]) -> None:
+        """Wait until arrays are computed, and raise the error of an average that failed."""
 
 
 class Round(NamedTuple):

@@ -8,18 +8,11 @@ from typing import Callable, Dict, Mapping, Optional, Protocol, Tuple, Union
 
 from ..log import logger
 from .adam import Adam
-from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step
-from .framework import Framework
+from .base import Algorithm, Array, Arrays, Framework, Round, Rounds, Shapes, Step
 
 
 class FrontEnd(Protocol):
-    """The interface of a front end to a driver.
-
-    Attributes
-    ----------
-    framework : Framework
-        Of the arrays.
-    """
+    """The interface of a front end to a driver."""
 
     framework: Framework
 
@@ -43,21 +36,13 @@ class FrontEnd(Protocol):
 
 
 def is_declared(request: Round, rounds: Mapping[str, Shapes]) -> bool:
-    """Whether a round has the names and shapes that were declared for its kind.
-
-    Parameters
-    ----------
-    request : Round
-    rounds : mapping
-        The declared shapes, by kind of round.
-    """
+    """Whether a round has the names and shapes that were declared for its kind."""
     shapes = {name: tuple(vector.shape) for name, vector in request.vectors.items()}
     declared = rounds.get(request.kind)
     return declared is not None and shapes == {n: tuple(shape) for n, shape in declared.items()}
 
 
 def undeclared(request: Round, step: int) -> RuntimeError:
-    """The error for a round that was not declared."""
     return RuntimeError(
         f"round '{request.kind}' in step {step} is not one of the algorithm's rounds(): its kind, "
         "names, shapes or dtypes differ"
@@ -83,21 +68,7 @@ def _raise(error: Exception) -> Arrays:
 
 
 class Driver:
-    """Runs one algorithm for one trainer.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-    front_end : FrontEnd
-
-    Attributes
-    ----------
-    algorithm : Algorithm
-    steps : int
-        The number of steps so far.
-    state : dict
-        The algorithm's state, by kind and parameter. Empty before the first step.
-    """
+    """Runs one algorithm for one trainer. Its state is empty before the first step."""
 
     def __init__(self, algorithm: Algorithm, front_end: FrontEnd) -> None:
         self.algorithm, self._front_end = algorithm, front_end
@@ -112,7 +83,9 @@ class Driver:
         """Prepare all rounds, at the first call only. All workers call this."""
         if not self._declared:
             self._declared = True
-            for kind, shapes in self.algorithm.rounds(self._shapes()).items():
+            parameters = self._front_end.parameters()
+            shapes_of_all = {name: tuple(array.shape) for name, array in parameters.items()}
+            for kind, shapes in self.algorithm.rounds(shapes_of_all).items():
                 compressed = kind not in self.algorithm.uncompressed
                 self._front_end.declare(kind, shapes, compressed)
 
@@ -126,16 +99,7 @@ class Driver:
             self.state = self.algorithm.begin(self._front_end.parameters())
 
     def go_on(self, steps: int, state: Dict[str, Dict[str, Array]]) -> None:
-        """Continue from a checkpoint. All workers call this.
-
-        Parameters
-        ----------
-        steps : int
-            The number of steps before the checkpoint. If 0, the first step makes the state from the
-            parameters.
-        state : dict
-            The result of `saved_state`.
-        """
+        """Continue from a checkpoint with the result of `saved_state`. All workers call this."""
         self.declare()
         self.steps, self._checked_variance = steps, False
         self.state = {kind: arrays for kind, arrays in state.items() if not is_arriving(kind)}
@@ -168,24 +132,17 @@ class Driver:
                 self._under_way[due] = partial(_raise, error)
 
     def use(self, algorithm: Algorithm) -> None:
-        """Run this algorithm from the next step on: the same one, with other options.
+        """Run the same algorithm with other options from the next step on.
 
-        Its rounds must be declared again.
+        Declare its rounds again.
         """
         self.algorithm, self._declared = algorithm, False
 
     def step(self, update: Callable[[], None], adam: Optional[Adam] = None) -> None:
-        """Make a step.
+        """Make a step. `update` applies the optimizer's update with this worker's gradients.
 
-        One that fails does not count if gradients are averaged and the optimizer has not counted
+        A step that fails does not count if gradients are averaged and the optimizer has not counted
         it.
-
-        Parameters
-        ----------
-        update : callable
-            Applies the optimizer's update with this worker's gradients.
-        adam : Adam, optional
-            The wrapped optimizer, if the algorithm needs Adam.
         """
         self.begin()
         self.steps += 1
@@ -193,7 +150,9 @@ class Driver:
         own = front_end.parameters(), front_end.gradients()
         if adam is not None:
             self._warn_of_untrained(adam, own[0])
-        at = Step(self.steps, *own, update, front_end.framework, self._arrived(), adam)
+        due = [key for key in self._under_way if key[1] == self.steps]
+        arrived = {kind: self._under_way.pop((kind, step)) for kind, step in due}
+        at = Step(self.steps, *own, update, front_end.framework, arrived, adam)
         counted = None if adam is None else adam.steps
         try:
             self._run(self.algorithm.step(at, self.state))
@@ -203,7 +162,6 @@ class Driver:
             raise
 
     def _run(self, rounds: Rounds) -> None:
-        """Make the rounds of a step."""
         answer = None
         with suppress(StopIteration):
             while True:
@@ -237,12 +195,3 @@ class Driver:
                 ", ".join(zero),
                 last,
             )
-
-    def _arrived(self) -> Dict[str, Callable[[], Arrays]]:
-        """The functions that wait for the averages of this step, by kind of round."""
-        due = [key for key in self._under_way if key[1] == self.steps]
-        return {kind: self._under_way.pop((kind, step)) for kind, step in due}
-
-    def _shapes(self) -> Shapes:
-        parameters = self._front_end.parameters()
-        return {name: tuple(array.shape) for name, array in parameters.items()}

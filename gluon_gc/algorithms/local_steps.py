@@ -150,18 +150,14 @@ class LocalSteps(Algorithm):
             at.framework.wait(mean.values())
         anchors, velocities = state["anchor"], state["outer_momentum"]
         for name, difference in mean.items():
-            lr, mu, nesterov = self._outer_options(name)
+            own = first_match(name, self.overrides or {}, {})
+            lr, mu, nesterov = (own.get(option, getattr(self, option)) for option in _OUTER)
             velocity = mu * velocities[name] + difference
             ahead = difference + mu * velocity if nesterov else velocity
             anchors[name] = anchors[name] - lr * ahead
             velocities[name] = velocity
             x, anchor = at.parameters[name], anchors[name]
             x[:] = self.mix * x + (1.0 - self.mix) * anchor if self.mix else anchor
-
-    def _outer_options(self, name: str) -> Iterable[Any]:
-        """The values of `_OUTER` for a parameter."""
-        own = first_match(name, self.overrides or {}, {})
-        return [own.get(option, getattr(self, option)) for option in _OUTER]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Dict, Mapping, Optional
 
 from ..log import logger
-from . import warm_up
+from .adam import total_steps_option, warm_up_length, warm_up_steps
 from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
 
 _FALLING = 0.5
@@ -47,15 +47,15 @@ class OneBitAdam(Algorithm):
     needs_adam = True
     uncompressed = ("gradient",)
 
-    freeze_step: float = warm_up.length("number of steps with averaged gradients").field()
-    total_steps: Optional[int] = warm_up.total_steps("freeze_step").field(None)
+    freeze_step: float = warm_up_length("number of steps with averaged gradients").field()
+    total_steps: Optional[int] = total_steps_option("freeze_step").field(None)
 
     def __post_init__(self) -> None:
-        warm_up.steps_of(self.name, "freeze_step", self.freeze_step, self.total_steps)
+        warm_up_steps(self.name, "freeze_step", self.freeze_step, self.total_steps)
 
     @property
     def frozen_after(self) -> int:
-        return warm_up.steps_of(self.name, "freeze_step", self.freeze_step, self.total_steps)
+        return warm_up_steps(self.name, "freeze_step", self.freeze_step, self.total_steps)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         return {"gradient": shapes, "momentum": shapes}

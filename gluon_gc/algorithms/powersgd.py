@@ -7,18 +7,17 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .. import plan
+from .. import kernels, plan
 from ..options import whole
-from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, State, Step, register
-from .low_rank import LowRank
+from .base import Algorithm, Array, Arrays, Framework, Round, Rounds, Shapes, State, Step, register
 
-_UNIFORMS = 12
-"""The sum of this number of uniform draws has a variance of 1."""
+_UNIFORMS = 12  # uniform draws, whose sum has a variance of 1
 _PARTS = 2  # that take turns: one is computed while the other one travels
+_LARGE = 2**16  # a matrix with fewer elements is computed by one thread
 _DIVIDED = 2**20  # elements of all matrices, below which one part is faster
 
 
@@ -198,3 +197,67 @@ def random_row(name: str, step: int, size: int, number: int) -> np.ndarray:
 def _zeros(flat: Array, shape: Tuple[int, int]) -> Array:
     """Zeros of a shape with at most the elements of a flat array."""
     return 0.0 * flat[: math.prod(shape)].reshape(shape)
+
+
+class LowRank:
+    """Products of a matrix and its factors, on the arrays of a framework.
+
+    Arrays in host memory use the kernels of `kernels.low_rank`, which explains the shapes. Arrays
+    on a GPU use the matrix products of the framework.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def basis(self, rows: Array, draw: Optional[Callable[[int], np.ndarray]] = None) -> Array:
+        """Orthonormal rows that span the rows of a matrix, in a new array.
+
+        Equal matrices give equal bits on all machines. `draw(i)` replaces row i if it has only
+        zeros.
+        """
+        values = np.array(self._framework.to_numpy(rows), order="C")
+        if draw is not None:
+            for i in np.flatnonzero(~values.any(axis=1)):
+                values[i] = draw(int(i))
+        kernels.orthonormalise(values)
+        return self._framework.from_numpy(values, rows)
+
+    def accumulate(self, gradient: Array, p: Array, q: Array, next_q: Array, total: Array) -> Array:
+        """Set ``total = (total - p.T @ q) + gradient``. The result is ``next_q @ total.T``."""
+        multiply = self._framework.multiply
+        if not self._framework.in_host_memory(total):
+            total[:] = (total - multiply(p.T, q)) + gradient.reshape(total.shape)
+            return multiply(next_q, total.T)
+        left = 1.0 * p
+        in_rows = np.ascontiguousarray(self._numpy(gradient)).reshape(total.shape)
+        arrays = [self._numpy(array) for array in (p, q, next_q, total, left)]
+        kernels.accumulate(in_rows, *arrays, threads=self._threads(in_rows))
+        return left
+
+    def project(self, p: Array, total: Array, q: Array) -> Array:
+        """The product ``p @ total``, in a new array with the shape of q."""
+        if not self._framework.in_host_memory(total):
+            return self._framework.multiply(p, total)
+        right = 1.0 * q
+        matrix = self._numpy(total)
+        threads = self._threads(matrix)
+        kernels.project(self._numpy(p), matrix, self._numpy(right), threads=threads)
+        return right
+
+    def restore(self, p: Array, q: Array, gradient: Array) -> None:
+        """Set the gradient to ``p.T @ q``."""
+        if not self._framework.in_host_memory(gradient):
+            gradient[:] = self._framework.multiply(p.T, q).reshape(gradient.shape)
+            return
+        given, shape = self._numpy(gradient), (p.shape[1], q.shape[1])
+        product = given.reshape(shape) if given.flags.c_contiguous else np.empty(shape, given.dtype)
+        threads = self._threads(product)
+        kernels.multiply(self._numpy(p), self._numpy(q), product, threads=threads)
+        if not given.flags.c_contiguous:
+            given[:] = product.reshape(given.shape)
+
+    def _numpy(self, array: Array) -> np.ndarray:
+        return self._framework.to_numpy(array)
+
+    def _threads(self, matrix: np.ndarray) -> int:
+        return self._framework.threads if matrix.size >= _LARGE else 1

@@ -17,13 +17,8 @@ from .base import Algorithm, registry
 def require_fitting_compression(algorithm: Algorithm, *compressions: Any) -> None:
     """Raise ValueError for options that do not work with an algorithm.
 
-    Options that hardly make sense are logged as a warning.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-    *compressions
-        compression_params as the user gave them, not yet checked.
+    Options that hardly make sense are logged as a warning. `compressions` are compression_params as
+    the user gave them, not yet checked.
     """
     name = algorithm.name
     for params in compressions:
@@ -64,13 +59,8 @@ def require_fitting_compression(algorithm: Algorithm, *compressions: Any) -> Non
 def require_on_nonfinite(algorithm: Algorithm, value: str, supported: Sequence[str]) -> None:
     """Raise ValueError unless an algorithm supports this value of on_nonfinite.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-    value : str
-    supported : sequence of str
-        The values that the front end supports with any algorithm. "skip" needs an algorithm whose
-        workers skip the same steps.
+    The front end supports the values `supported` with any algorithm. "skip" needs an algorithm
+    whose workers skip the same steps.
     """
     if value in supported or (value == "skip" and algorithm.averages_gradients):
         return
@@ -99,13 +89,8 @@ def first_values(algorithm: Algorithm, arrays: Iterable[Tuple[str, np.ndarray]])
     """Facts that show whether all workers begin with the same parameters.
 
     The shared state of an algorithm is made from the parameters, so these must be equal. They must
-    be equal too if the algorithm averages gradients. For others, the result is empty.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-    arrays : iterable of (str, array)
-        The names and values of the parameters. An array may be freed when the next one is taken.
+    be equal too if the algorithm averages gradients. For others, the result is empty. An array may
+    be freed when the next one is taken.
     """
     if not (algorithm.shared or algorithm.averages_gradients):
         return []

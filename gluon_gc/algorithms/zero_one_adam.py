@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Tuple
 
 from ..options import whole
-from . import warm_up
+from .adam import total_steps_option, warm_up_length, warm_up_steps
 from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
 
 _LARGEST_EXPONENT = 40
@@ -61,7 +61,7 @@ class ZeroOneAdam(Algorithm):
     needs_adam = True
     uncompressed = ("gradient",)
 
-    var_freeze_step: float = warm_up.length(
+    var_freeze_step: float = warm_up_length(
         "number of steps after which the variance stays"
     ).field()
     var_update_scaler: int = whole(
@@ -71,15 +71,15 @@ class ZeroOneAdam(Algorithm):
         1, "number of steps after which the interval of averages doubles"
     ).field(1000)
     local_step_clipper: int = whole(1, "largest interval of averages, in steps").field(16)
-    total_steps: Optional[int] = warm_up.total_steps("var_freeze_step").field(None)
+    total_steps: Optional[int] = total_steps_option("var_freeze_step").field(None)
 
     def __post_init__(self) -> None:
-        warm_up.steps_of(self.name, "var_freeze_step", self.var_freeze_step, self.total_steps)
+        warm_up_steps(self.name, "var_freeze_step", self.var_freeze_step, self.total_steps)
 
     @property
     def frozen_after(self) -> int:
         given, total = self.var_freeze_step, self.total_steps
-        return warm_up.steps_of(self.name, "var_freeze_step", given, total)
+        return warm_up_steps(self.name, "var_freeze_step", given, total)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         return {"gradient": shapes, "sum": shapes}

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import (
-    Any,
-    ClassVar,
-    Dict,
-    Hashable,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, ClassVar, Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..algorithms import Algorithm
 from ..compression import CompressionParams
@@ -23,52 +13,22 @@ from .selection import Measure, recalled
 
 
 class Decision(NamedTuple):
-    """A choice of "auto".
-
-    Parameters
-    ----------
-    name : str
-        The name of the candidate that compresses the vectors of rounds.
-    value : int
-        The value of the algorithm's `chosen_option`.
-    """
-
-    name: str
-    value: int
+    name: str  # of the candidate that compresses the vectors of rounds
+    value: int  # of the algorithm's `chosen_option`
 
 
 class AutomaticAlgorithm:
     """The algorithm and the compression of a trainer, before and after "auto" has chosen them.
 
     Without "auto", they are as given from the start. Subclasses choose for one algorithm.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-    params : mapping of CompressionParams
-        The requested compression of each parameter, by name or index.
-    option_given : bool
-        Whether the user has given the algorithm's `chosen_option`.
-
-    Attributes
-    ----------
-    automatic : bool
-        Whether a parameter has the compressor "auto".
-    decision : Decision, optional
-        None: there is no choice yet.
-    algorithm : Algorithm
-    params : dict of CompressionParams
-        The compression of each parameter.
+    `option_given` is whether the user has given the algorithm's `chosen_option`.
     """
 
     until_chosen: ClassVar[Mapping[str, int]] = {}
     """The algorithm's options until the choice."""
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        params: Mapping[Hashable, CompressionParams],
-        option_given: bool,
+        self, algorithm: Algorithm, params: Mapping[Hashable, CompressionParams], option_given: bool
     ) -> None:
         self._given, self._requested, self._option_given = algorithm, params, option_given
         self._accuracies = {p.accuracy for p in params.values()} - {None}
@@ -77,7 +37,6 @@ class AutomaticAlgorithm:
 
     @property
     def undecided(self) -> bool:
-        """Whether "auto" still has to choose."""
         return self.automatic and self.decision is None
 
     @property
@@ -113,12 +72,8 @@ class AutomaticAlgorithm:
     ) -> Optional[Decision]:
         """Return the decision in a checkpoint; None if it has none, or one is made already.
 
-        Parameters
-        ----------
-        saved : mapping
-            The identities of the CompressionParams in the checkpoint, by the key of `params`.
-        algorithm : mapping, optional
-            The algorithm's name and options in the checkpoint.
+        `saved` has the identities of the CompressionParams in the checkpoint, by the key of
+        `params`, and `algorithm` the name and the options.
         """
         if not self.undecided or not algorithm or algorithm["name"] != self.algorithm.name:
             return None
@@ -161,22 +116,11 @@ class AutomaticAlgorithm:
         seconds: float,
         says: bool = True,
     ) -> Decision:
-        """Choose. All workers call this together.
+        """Choose, and log the choice and its reason if `says`. All workers call this together.
 
-        Parameters
-        ----------
-        tensors : sequence of Tensor
-            The vectors of a round before the choice, with the requested params.
-        shapes : sequence of sequence of int
-            The shapes of their parameters.
-        topology : Topology, optional
-            None if nothing is sent over a network. Then nothing is compressed.
-        measure : callable
-            See `selection.Measure`.
-        seconds : float
-            The attribute of that name on the slowest worker.
-        says : bool
-            Whether to log the choice and its reason.
+        `tensors` are the vectors of a round before the choice, with the requested params, and
+        `shapes` those of their parameters. `topology` is None if nothing is sent over a network:
+        then nothing is compressed. `seconds` is the attribute of that name on the slowest worker.
         """
         raise NotImplementedError
 

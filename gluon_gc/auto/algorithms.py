@@ -19,10 +19,9 @@ def automatic(
     option_given: bool,
     wait: Callable[[], None],
 ) -> AutomaticAlgorithm:
-    """Return "auto" for an algorithm.
+    """Return "auto" for an algorithm. The parameters are those of `AutomaticAlgorithm`.
 
-    `wait` returns when this worker has done all the computation that it has queued. The other
-    parameters are those of `AutomaticAlgorithm`.
+    `wait` returns when this worker has done all the computation that it has queued.
     """
     if isinstance(algorithm, LocalSteps):
         return AutomaticLocalSteps(algorithm, params, option_given, wait=wait)

@@ -35,61 +35,35 @@ _BUFFERED = 0.5  # exchanges below this share of the largest one's time a byte a
 
 
 class Load(NamedTuple):
-    """The traffic of an exchange, from one worker in one direction.
+    """The traffic of an exchange, from one worker in one direction."""
 
-    Parameters
-    ----------
-    messages : float
-        The number of messages. A chunk smaller than `plan.SMALL_BYTES` shares a message with
-        others, so it counts as a fraction.
-    bytes : int
-    """
-
-    messages: float
+    messages: float  # a chunk smaller than `plan.SMALL_BYTES` shares one: it counts as a fraction
     bytes: int
 
     @classmethod
     def of(cls, chunks: Iterable[plan.Chunk]) -> Load:
-        """The traffic that a worker sends for these chunks."""
         sizes = [chunk.message_bytes for chunk in chunks]
         return cls(sum(min(1.0, size / plan.SMALL_BYTES) for size in sizes), sum(sizes))
 
 
 class Way(NamedTuple):
-    """The cost of one kind of traffic.
+    """The cost of one kind of traffic."""
 
-    Parameters
-    ----------
-    message : float
-        Seconds for each message, in addition to the time for its bytes.
-    rate : float
-        Bytes per second of the busiest link in each direction, or less if the processors cannot
-        keep up with the link.
-    """
-
-    message: float
-    rate: float
+    message: float  # seconds for each message, in addition to the time for its bytes
+    rate: float  # bytes/s of the busiest link in each direction, or less if processors are slower
 
     @classmethod
     def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> Way:
-        """Fit the cost to measured exchanges.
+        """Fit the cost to measured exchanges of one kind, the smallest first, with their seconds.
 
         The model is a fixed time, plus a time for each message, plus a time for each byte. The
         three terms are fitted by least squares of relative errors. A term is left out if it would
-        be negative, or if there are too few exchanges to fit it.
-
-        Exchanges that take far less time a byte than the largest one are ignored, because a buffer
-        took their bytes.
-
-        Parameters
-        ----------
-        sent : sequence of (Load, float)
-            Exchanges of one kind, the smallest first, with their seconds.
-        passes : float
-            How many times the bytes of an exchange pass the busiest link.
+        be negative, or if there are too few exchanges to fit it. Exchanges that take far less time
+        a byte than the largest one are ignored, because a buffer took their bytes. The bytes of an
+        exchange pass the busiest link `passes` times.
         """
-        pace = sent[-1][1] / sent[-1][0].bytes
-        sent = [(load, took) for load, took in sent if took > _BUFFERED * pace * load.bytes]
+        byte_seconds = sent[-1][1] / sent[-1][0].bytes
+        sent = [(load, took) for load, took in sent if took > _BUFFERED * byte_seconds * load.bytes]
         seconds = np.array([took for _, took in sent])
         shares = np.array([(1, *load) for load, _ in sent]) / seconds[:, None]
         fits = []
@@ -103,15 +77,7 @@ class Way(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The connection between the workers.
-
-    Parameters
-    ----------
-    float32, float16 : Way
-        The cost of uncompressed values, which the engine sums.
-    payload : Way
-        The cost of payloads.
-    """
+    """The cost of uncompressed values, which the engine sums, and of payloads."""
 
     float32: Way
     float16: Way
@@ -125,18 +91,8 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Topology:
-    """The numbers of machines and servers.
-
-    Parameters
-    ----------
-    machines : int
-        The number of machines. The number of workers, if each worker sends its own gradients.
-    servers : int
-        The number of servers. 0 if each machine aggregates a share of the gradients.
-    """
-
-    machines: int
-    servers: int
+    machines: int  # the number of workers, if each worker sends its own gradients
+    servers: int  # 0 if each machine aggregates a share of the gradients
 
     @property
     def passes(self) -> float:
@@ -157,35 +113,15 @@ class Topology:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of a cluster.
-
-    Parameters
-    ----------
-    link : Link
-    kernels : mapping
-        The speed of each compressor, by the name of the candidate.
-    """
-
     link: Link
-    kernels: Mapping[str, Speed]
+    kernels: Mapping[str, Speed]  # of each compressor, by the name of the candidate
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen candidates.
-
-    Parameters
-    ----------
-    names : dict
-        The name of a candidate (see `compression.candidates`) for each tensor, by its name.
-    seconds, plain_seconds : float
-        The predicted time from the end of backward to the end of the last exchange, with these
-        candidates and without compression.
-    """
-
-    names: Dict[str, str]
-    seconds: float
-    plain_seconds: float
+    names: Dict[str, str]  # of the candidate for each tensor, by its name
+    seconds: float  # predicted from the end of backward to the end of the last exchange
+    plain_seconds: float  # the same without compression
 
 
 def choose(
@@ -205,19 +141,9 @@ def choose(
     3. If the step is less than 10 % or less than 0.1 ms faster than without compression, nothing is
        compressed.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        In the order in which backward computes them.
-    measured : Measured
-    topology : Topology
-    partition_bytes : int
-        The most bytes of a chunk.
-    min_compress_bytes : int
-        Tensors with fewer bytes are not compressed.
-    ready : sequence of float, optional
-        When backward has computed each tensor, in seconds after the first one. By default all
-        tensors are ready at the start.
+    Tensors are in the order in which backward computes them, each `ready` this many seconds after
+    the first one (by default all at the start). Those under `min_compress_bytes` are not
+    compressed.
     """
     ready = [0.0] * len(tensors) if ready is None else ready
     costs: List[Dict[str, float]] = [
@@ -231,7 +157,11 @@ def choose(
     names = [fastest(tensor_costs) for tensor_costs in costs]
 
     def exposed(chosen: Sequence[str]) -> float:
-        return _exposed([tensor_costs[name] for tensor_costs, name in zip(costs, chosen)], ready)
+        """Seconds from the end of backward to the end of the last exchange."""
+        end = 0.0
+        for tensor_costs, name, at in zip(costs, chosen, ready):
+            end = max(end, at) + tensor_costs[name]
+        return end - max(ready, default=0.0)
 
     plain = exposed([PLAIN] * len(tensors))
     limit = exposed(names) * (1 + _MAY_COST)
@@ -278,14 +208,5 @@ def fastest(costs: Mapping[str, float]) -> str:
 
 
 def gains_enough(seconds: float, plain_seconds: float) -> bool:
-    """Whether an exchange is enough faster than the one without compression."""
     limit = min(plain_seconds * (1 - _MUST_GAIN_IN_ALL), plain_seconds - _MUST_GAIN_SECONDS)
     return seconds <= limit
-
-
-def _exposed(costs: Sequence[float], ready: Sequence[float]) -> float:
-    """Seconds from the end of backward to the end of the last exchange."""
-    end = 0.0
-    for cost, at in zip(costs, ready):
-        end = max(end, at) + cost
-    return end - max(ready, default=0.0)

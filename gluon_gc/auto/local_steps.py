@@ -1,21 +1,141 @@
-"""Runs "auto" for the algorithm local_steps: counts steps, chooses, and logs the choice."""
+"""Runs "auto" for the algorithm local_steps: chooses how often it exchanges, and the compressor.
+
+The model: in a round, the vectors of all parameters are exchanged one after the other, while
+training waits. The share of a round is its seconds, divided by the seconds of the H steps from one
+round to the next.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+import time
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 
 from .. import env
-from ..compression import CompressionParams
+from ..compression import CompressionParams, candidates
 from ..compression.auto import PLAIN
 from ..log import logger
 from ..plan import Tensor
-from . import rounds
 from .algorithm import AutomaticAlgorithm, Decision
-from .choice import Measured, Topology
-from .selection import Measure
-from .step_clock import StepClock
+from .choice import Measured, Topology, seconds_of
+from .selection import Measure, compressors_of, own_candidates
+
+SHARE = 0.1  # of a round, at most, at which the choice aims
+LEAST, MOST = 10, 500  # of a chosen H. With 1 or 2 and outer momentum 0.9, SGD does not converge
+_USUAL = 30  # the H of DiLoCo, up to which the more accurate compressor counts more than H
+_MULTIPLE = 5  # H is a multiple of this, so that noise rarely changes it
+_SKIPPED = 1  # the first step compiles kernels and allocates memory
+_COUNTED = 5
+
+
+class Choice(NamedTuple):
+    name: str  # of the compressor's candidate (see `compression.candidates`)
+    every: int  # H
+    seconds: float  # predicted for a round
+    share: float  # of a round
+
+
+def choose(
+    round_seconds: Mapping[str, float],
+    step_seconds: float,
+    every: Optional[int] = None,
+    least: int = LEAST,
+) -> Choice:
+    """Choose a compressor and H, so that the share of a round is at most 10 %.
+
+    For each compressor, H is the smallest multiple of 5 from 10 to 500 that reaches this share, or
+    500. The most accurate compressor that reaches it with an H of at most 30 is chosen. If there is
+    none, the compressor with the smallest H is chosen. If H is given (`every`), the most accurate
+    compressor that reaches the share is chosen, or else the fastest one.
+
+    `round_seconds` are by candidate, the most accurate first. `step_seconds` is a step without a
+    round. `least` limits H from below, if it is more than 10.
+    """
+    choices = [
+        Choice(name, steps, took, took / (steps * step_seconds))
+        for name, took in round_seconds.items()
+        for steps in [every or _smallest_every(took, step_seconds, least)]
+    ]
+    for choice in choices:
+        if choice.share <= SHARE and (every or choice.every <= _USUAL):
+            return choice
+    return min(choices, key=lambda choice: (choice.every, max(SHARE, choice.share)))
+
+
+def _smallest_every(round_seconds: float, step_seconds: float, least: int) -> int:
+    first = _MULTIPLE * math.ceil(max(LEAST, least) / _MULTIPLE)
+    for every in range(first, MOST, _MULTIPLE):
+        if round_seconds / (every * step_seconds) <= SHARE:
+            return every
+    return max(first, MOST)
+
+
+def seconds_of_round(
+    tensors: Sequence[Tensor],
+    measured: Measured,
+    topology: Topology,
+    partition_bytes: int,
+    min_compress_bytes: int,
+) -> Dict[str, float]:
+    """The predicted seconds of a round with each candidate, by name, the most accurate first.
+
+    Tensors with fewer than `min_compress_bytes` bytes are not compressed.
+    """
+    totals = {}
+    for name in names_of([tensor.params for tensor in tensors]):
+        totals[name] = 0.0
+        for tensor in tensors:
+            way = name_for(tensor.params, name)
+            params = own_candidates(tensor.params)[way]
+            if params.compressor is not None and tensor.num_bytes < min_compress_bytes:
+                way, params = PLAIN, CompressionParams()
+            totals[name] += seconds_of(tensor, way, params, measured, topology, partition_bytes)
+    return totals
+
+
+def names_of(several: Sequence[CompressionParams]) -> Sequence[str]:
+    """The names of all candidates for these params, the most accurate first.
+
+    The candidates of each accuracy begin with those of the stricter ones.
+    """
+    automatic = (list(candidates(params)) for params in several if params.accuracy is not None)
+    return max(automatic, key=len, default=[PLAIN])
+
+
+def name_for(params: CompressionParams, name: str) -> str:
+    """The name of a parameter's compression, if the candidate `name` is chosen for all parameters.
+
+    A parameter whose accuracy does not allow it gets the smallest payloads that are allowed.
+    """
+    names = list(own_candidates(params))
+    return name if name in names else names[-1]
+
+
+class StepClock:
+    """Measures the seconds from one call of a trainer's `step` to the next.
+
+    `wait` returns when this worker has done all the computation that it has queued.
+    """
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait, self._calls = wait, 0
+        self._times: List[float] = []
+
+    def tick(self) -> bool:
+        """Count a call of `step`. Return whether enough steps have been measured."""
+        self._calls += 1
+        if self._calls > _SKIPPED:
+            self._wait()
+            self._times.append(time.perf_counter())
+        return len(self._times) > _COUNTED
+
+    @property
+    def seconds(self) -> float:
+        """The median time of the measured steps, because a step may evaluate or save the model."""
+        return float(np.median(np.diff(self._times)))
 
 
 class AutomaticLocalSteps(AutomaticAlgorithm):
@@ -40,15 +160,14 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
 
     @property
     def seconds(self) -> float:
-        """The time of a step on this worker."""
         return self._clock.seconds
 
     def names(self, several: Sequence[CompressionParams]) -> Sequence[str]:
-        return rounds.names_of(several)
+        return names_of(several)
 
     def ways(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
-        own = rounds.name_for(params, name)
-        return own, rounds.ways(params)[own]
+        own = name_for(params, name)
+        return own, own_candidates(params)[own]
 
     def choose(
         self,
@@ -63,24 +182,19 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
         names = self.names([tensor.params for tensor in tensors])
         if topology is None or len(names) == 1:
             return Decision(PLAIN, self._given.every)
-        measured = measure(_compressors(tensors))
+        measured = measure(compressors_of(tensors))
         settings = (env.get(f"BYTEPS_{limit}_BYTES") for limit in ("PARTITION", "MIN_COMPRESS"))
-        of_round = rounds.seconds_of_round(tensors, measured, topology, *settings)
+        of_round = seconds_of_round(tensors, measured, topology, *settings)
         every = None if self.chooses_option else self._given.every
         least = max(self._given.fragments, self._given.overlap + 1)
-        choice = rounds.choose(of_round, seconds, every, least)
+        choice = choose(of_round, seconds, every, least)
         if says:
             logger.warning("%s", self._explained(tensors, measured, seconds, choice))
         return Decision(choice.name, choice.every)
 
     def _explained(
-        self,
-        tensors: Sequence[Tensor],
-        measured: Measured,
-        step_seconds: float,
-        choice: rounds.Choice,
+        self, tensors: Sequence[Tensor], measured: Measured, step_seconds: float, choice: Choice
     ) -> str:
-        """The log line with the choice and its reason."""
         size = sum(tensor.size for tensor in tensors)
         line = (
             f"auto, {self.accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s, and "
@@ -88,18 +202,8 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
             f"{choice.every} steps; a round should take {choice.seconds:.3g} s, "
             f"{100 * choice.share:.3g} % of the time of these steps"
         )
-        if choice.share <= rounds.SHARE:
+        if choice.share <= SHARE:
             return line
-        enough = math.ceil(choice.every * choice.share / rounds.SHARE)
-        limit = f", but auto chooses at most {rounds.MOST}" if self.chooses_option else ""
-        return f"{line}; {100 * rounds.SHARE:.0f} % would need 'every' {enough}{limit}"
-
-
-def _compressors(tensors: Sequence[Tensor]) -> Dict[str, CompressionParams]:
-    """All ways with a compressor, by name."""
-    return {
-        name: params
-        for requested in {tensor.params: None for tensor in tensors}
-        for name, params in rounds.ways(requested).items()
-        if params.compressor is not None
-    }
+        enough = math.ceil(choice.every * choice.share / SHARE)
+        limit = f", but auto chooses at most {MOST}" if self.chooses_option else ""
+        return f"{line}; {100 * SHARE:.0f} % would need 'every' {enough}{limit}"

@@ -49,7 +49,6 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
         seconds: float,
         says: bool = True,
     ) -> Decision:
-        """Choose; `seconds` is the time for an element on the slowest worker."""
         if topology is None:
             return Decision(PLAIN, 0)
         measured = measure({})
@@ -79,7 +78,6 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
     def _seconds(
         self, tensors: Sequence[Tensor], name: str, measured: Measured, topology: Topology
     ) -> float:
-        """The predicted seconds for the exchange of these tensors."""
         partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
         return sum(
             seconds_of(tensor, *self.ways(tensor.params, name), measured, topology, partition_bytes)
@@ -87,7 +85,6 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
         )
 
     def _explained(self, name: str, costs: Dict[str, float], measured: Measured) -> str:
-        """The log line with the choice and its reason."""
         took = ", ".join(f"{each} {cost:.3g} s" for each, cost in costs.items())
         return (
             f"auto, {self.accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; an "

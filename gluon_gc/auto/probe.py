@@ -29,13 +29,7 @@ class Workers:
     """The interface of a front end to the probe. All workers call each method together."""
 
     def meet(self, about: str) -> None:
-        """Return once all workers have called this.
-
-        Raises
-        ------
-        RuntimeError
-            Another worker calls this with another text.
-        """
+        """Return once all workers have called this with the same text; else raise RuntimeError."""
         raise NotImplementedError
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:
@@ -52,8 +46,6 @@ class Workers:
 
 
 class _Sent(NamedTuple):
-    """The traffic of a measured exchange, and its seconds."""
-
     load: Load
     seconds: float
 

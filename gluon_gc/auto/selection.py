@@ -25,22 +25,12 @@ def chosen(
     ready: Optional[Sequence[float]] = None,
     says: bool = True,
 ) -> List[str]:
-    """The name of the chosen candidate for each tensor.
+    """The chosen candidate of each tensor, in the order in which backward computes them.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        In the order in which backward computes them. Their params have an accuracy.
-    topology : Topology, optional
-        None if nothing is sent over a network. Then nothing is compressed.
-    measure : callable
-        See `Measure`.
-    ready : sequence of float, optional
-        See `choice.choose`.
-    says : bool
-        Whether to log the choice and its reason.
+    Nothing is sent over a network if `topology` is None. Then nothing is compressed. `ready` is
+    that of `choice.choose`. `says` is whether to log the choice and its reason.
     """
-    compressors = _compressors(tensors)
+    compressors = compressors_of(tensors)
     if topology is None or not compressors:
         return [PLAIN] * len(tensors)
     measured = measure(compressors)
@@ -59,18 +49,25 @@ def recalled(params: CompressionParams, identity: Mapping[str, Any]) -> Optional
     return None
 
 
-def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
-    """The candidates with a compressor for these tensors, by name."""
+def own_candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
+    """The compressions among which "auto" chooses for a tensor, by name.
+
+    A tensor with a compressor of its own has only that. Its name is made of its options.
+    """
+    return candidates(params) if params.accuracy is not None else {repr(params.given()): params}
+
+
+def compressors_of(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
+    """All `own_candidates` of these tensors that have a compressor, by name."""
     return {
         name: params
         for tensor_params in {tensor.params: None for tensor in tensors}
-        for name, params in candidates(tensor_params).items()
+        for name, params in own_candidates(tensor_params).items()
         if params.compressor is not None
     }
 
 
 def _explained(tensors: Sequence[Tensor], choice: Choice, measured: Measured) -> str:
-    """The log line with the choice and its reason."""
     by_name: Dict[str, List[Tensor]] = {}
     for tensor in tensors:
         by_name.setdefault(choice.names[tensor.name], []).append(tensor)

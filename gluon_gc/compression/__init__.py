@@ -6,10 +6,8 @@ from pkgutil import iter_modules
 from .. import kernels
 from .auto import candidates
 from .base import Compressor, registry
-from .ignored import warn_of_ignored
-from .known_keys import keys, users_of
-from .params import CompressionParams, parse
-from .plain_adam import warn_of_plain_adam
+from .known_keys import keys, users_of, warn_of_ignored
+from .params import CompressionParams, parse, warn_of_plain_adam
 
 for _module in iter_modules(__path__):  # a compressor registers itself when it is imported
     import_module(f"{__name__}.{_module.name}")

@@ -36,11 +36,6 @@ def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
 
     Each candidate with a compressor gets the error feedback, its decay and the momentum of
     `params`.
-
-    Parameters
-    ----------
-    params : CompressionParams
-        With an `accuracy`.
     """
     allowed = _FOR_ADAM if params.for_adam else _ALLOWED
     return {name: _filled(_CANDIDATES[name], params) for name in allowed[params.accuracy]}

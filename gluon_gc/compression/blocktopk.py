@@ -6,8 +6,7 @@ import numbers
 from dataclasses import dataclass
 
 from ..options import Option
-from .base import Compressor, register
-from .option import share_or_count, value_bits
+from .base import Compressor, register, share_or_count, value_bits
 
 
 @register

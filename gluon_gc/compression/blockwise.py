@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ..options import Option, switch
-from .base import Compressor, register
-from .option import seed
+from .base import Compressor, register, seed
 
 
 @register

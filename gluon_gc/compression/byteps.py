@@ -32,49 +32,25 @@ COMMON = {
 
 
 class Spelling(NamedTuple):
-    """The meaning of one of BytePS's names.
-
-    Parameters
-    ----------
-    key : str
-        The key in compression_params.
-    option : Option
-    compressor : str, optional
-        The only compressor that the name belongs to. None if it belongs to any.
-    """
-
-    key: str
+    key: str  # in compression_params
     option: Option
-    compressor: Optional[str] = None
+    compressor: Optional[str] = None  # the only one that the name belongs to; None: any
 
 
 @dataclass(frozen=True)
 class Spelled:
-    """compression_params after the translation of BytePS's names.
-
-    Parameters
-    ----------
-    params : mapping, optional
-        compression_params with our keys.
-    mu : float, optional
-        The value of "byteps_momentum_mu", if it was given.
-    """
+    """compression_params after the translation of BytePS's names."""
 
     params: Optional[Mapping[str, Any]]
-    mu: Optional[float] = None
+    mu: Optional[float] = None  # the value of "byteps_momentum_mu"
 
     def parse(
         self, mu: Optional[float] = None, nesterov: bool = False, optimizer: str = ""
     ) -> CompressionParams:
         """Check the params, with the optimizer's momentum `mu`. See `params.parse`.
 
-        Raises
-        ------
-        TypeError, KeyError
-            See `params.parse`.
-        ValueError
-            See `params.parse`. Also if "byteps_momentum_mu" differs from the optimizer's momentum,
-            or if no compressor applies it.
+        Raises ValueError too if "byteps_momentum_mu" differs from `mu`, or if no compressor applies
+        it.
         """
         if self.mu and mu and self.mu != mu:
             raise ValueError(
@@ -105,18 +81,8 @@ def spellings() -> Dict[str, Spelling]:
 def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = None) -> Spelled:
     """Translate BytePS's names to keys of compression_params. Other keys stay as they are.
 
-    Parameters
-    ----------
-    given : mapping
-    of_all : mapping, optional
-        The trainer's compression_params. If `given` names no compressor, `of_all` supplies it and
-        all keys that are not in `given`.
-
-    Raises
-    ------
-    ValueError
-        A name that begins with "byteps_" is unknown, or belongs to another compressor. A key is
-        given under two names. The momentum is not a number >= 0.
+    If `given` names no compressor, `of_all`, the trainer's compression_params, supplies it and all
+    keys that are not in `given`.
     """
     table = spellings()
     known = [*table, MOMENTUM]
@@ -148,17 +114,8 @@ def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = No
 def of_parameter(param: Any, of_all: Optional[Mapping[str, Any]]) -> Optional[Spelled]:
     """The compression_params in the attributes of a parameter, or None if it has none.
 
-    Parameters
-    ----------
-    param : object
-        It may have an attribute `compression_params`, or attributes with BytePS's names.
-    of_all : mapping, optional
-        The trainer's compression_params.
-
-    Raises
-    ------
-    ValueError
-        See `translate`. Also if the parameter has attributes of both kinds.
+    The attribute is `compression_params`, or attributes have BytePS's names. It is a ValueError to
+    have both. `of_all` is the trainer's compression_params.
     """
     given = {name: value for name, value in vars(param).items() if name.startswith(PREFIX)}
     if not hasattr(param, "compression_params"):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Sequence, Union
 
 from ..options import Option, real, switch, whole
-from .base import Compressor, register
-from .option import seed, share_or_count, value_bits
+from .base import Compressor, register, seed, share_or_count, value_bits
 
 
 def _shares(value: Any) -> bool:
@@ -77,8 +76,7 @@ class Dgc(Compressor):
     fp16_values: bool = switch("the same as 'value_bits': 16").field(False)
     int32_indices: bool = switch("no effect: indices are packed").field(False)
     warmup_epochs: int = whole(
-        -1,
-        "number of warm-up epochs, which send more elements. Call `trainer.set_epoch` in each",
+        -1, "number of warm-up epochs, which send more elements. Call `trainer.set_epoch` in each"
     ).field(-1)
     warmup_coeff: Union[None, float, Sequence[float]] = Option(
         (numbers.Real, list, tuple),

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from ..options import Option, one_of, switch
-from .base import Compressor, register
-from .option import seed
+from .base import Compressor, register, seed
 
 _MAX_LEVELS = {"linear": 2**23 - 1, "natural": 31}
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Mapping, Optional, Type
+import warnings
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 
 from ..options import Option, nearest, one_of, real, switch
-from .base import Compressor, registry
+from .base import registry
 
 AUTO = "auto"
 """The compressor name with which `gluon_gc.auto` chooses a compressor for each gradient."""
 
 
-def _names(kinds: Iterable[Type[Compressor]]) -> str:
-    return ", ".join(kind.name for kind in kinds) or "none"
-
-
 def common() -> Dict[str, Option]:
     """The keys that do not belong to one compressor."""
-    accumulating = _names(kind for kind in registry.values() if kind.traits.accumulates)
+    names = [name for name, kind in registry.items() if kind.traits.accumulates]
+    accumulating = ", ".join(names) or "none"
     return {
         "compressor": one_of(
-            (*registry, AUTO),
-            f"the compressor. '{AUTO}' chooses one for each gradient",
+            (*registry, AUTO), f"the compressor. '{AUTO}' chooses one for each gradient"
         ),
         "ef": one_of(
             ("vanilla", "corrected", "sparse"),
@@ -95,14 +92,9 @@ def is_for(key: str, name: Optional[str]) -> bool:
 
 
 def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """The keys that are not switched off, with their values.
+    """The keys that are not switched off by None, False or "", with their values.
 
-    None, False and "" switch a key off. False is a value for options of type bool.
-
-    Raises
-    ------
-    ValueError
-        There is no such key.
+    False is a value for options of type bool. Raises ValueError if there is no such key.
     """
     known = keys()
     enabled = {}
@@ -124,3 +116,37 @@ def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
         if not disabled:
             enabled[key] = value
     return enabled
+
+
+def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    """The keys of valid compression_params that belong to other compressors, so have no effect.
+
+    BytePS's example scripts pass all keys, with a default value where they do not use one. Keys
+    with such a value (`Option.unused`) are left out.
+    """
+    enabled = keys_that_are_on(params or {})
+    name = enabled.get("compressor")
+    known = keys()
+    return {
+        key: value
+        for key, value in enabled.items()
+        if not is_for(key, name) and value and value != known[key].unused
+    }
+
+
+def warn_of_ignored(*several: Optional[Mapping[str, Any]]) -> None:
+    """Warn once of all keys that are ignored in these params.
+
+    The warning points at the line that called the caller.
+    """
+    texts = []
+    for params in several:
+        for key, value in ignored(params).items():
+            name = params.get("compressor")
+            reason = f"is not for {name}" if name else "needs a compressor"
+            text = f"'{key}' {reason}, got {value!r}"
+            if text not in texts:
+                texts.append(text)
+    if texts:
+        message = f"compression_params has keys that are ignored: {'; '.join(texts)}"
+        warnings.warn(message, stacklevel=3)

@@ -10,10 +10,9 @@ is added:
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Optional, Sequence
 
-from ..log import logger
+from ..log import warn_once
 from ..options import listed
 from .params import CompressionParams
 
@@ -24,17 +23,8 @@ def has_nesterov(
     """Whether a parameter has Nesterov's momentum, rather than classic momentum.
 
     If compression applies the momentum of one parameter, it applies that of all parameters of the
-    optimizer. The form of the momentum is decided by the parameter's own compression_params, then
-    by those of all parameters, then by the optimizer.
-
-    Parameters
-    ----------
-    own : CompressionParams, optional
-        The params of this parameter, if it has its own.
-    of_all : CompressionParams
-        The params of all parameters.
-    of_optimizer : bool
-        Whether the optimizer has Nesterov's momentum.
+    optimizer. The form is decided by the parameter's own params, then by those of all parameters,
+    then by the optimizer.
     """
     for params in (own, of_all):
         if params is not None and params.mu is not None:
@@ -43,25 +33,14 @@ def has_nesterov(
 
 
 def require_linear(optimizer: Any, linear: Sequence[type]) -> None:
-    """Check that momentum may be applied before compression with this optimizer.
+    """Raise ValueError unless momentum may be applied before compression with this optimizer.
 
-    Momentum is then applied before the optimizer's update instead of in it. The result is the same
-    only if the update is linear in the gradient. An optimizer that normalises gradients would undo
-    part of the momentum.
-
-    Parameters
-    ----------
-    optimizer : object
-    linear : sequence of type
-        The framework's optimizers with a linear update. For a subclass from elsewhere, one warning
-        is logged.
-
-    Raises
-    ------
-    ValueError
-        The optimizer is not an instance of one of these types.
+    The result is the same as in the optimizer only if the update is linear in the gradient, as that
+    of the types `linear` is. For a subclass from elsewhere, one warning is logged.
     """
-    kinds = [kind for kind in type(optimizer).__mro__ if not _is_ours(kind)]
+    kinds = [
+        kind for kind in type(optimizer).__mro__ if kind.__module__.partition(".")[0] != "gluon_gc"
+    ]
     names = listed([kind.__name__ for kind in linear], "and")
     if not isinstance(optimizer, tuple(linear)):
         raise ValueError(
@@ -71,18 +50,9 @@ def require_linear(optimizer: Any, linear: Sequence[type]) -> None:
         )
     frameworks = {kind.__module__.partition(".")[0] for kind in linear}
     if kinds[0].__module__.partition(".")[0] not in frameworks:
-        _warn_of_subclass(f"{kinds[0].__module__}.{kinds[0].__qualname__}", names)
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "gluon_gc"
-
-
-@functools.lru_cache(maxsize=None)  # one warning per process
-def _warn_of_subclass(name: str, linear: str) -> None:
-    logger.warning(
-        "compression applies the momentum of %s: its update must be linear in the gradient, as "
-        "that of %s is",
-        name,
-        linear,
-    )
+        warn_once(
+            "compression applies the momentum of %s: its update must be linear in the gradient, as "
+            "that of %s is",
+            f"{kinds[0].__module__}.{kinds[0].__qualname__}",
+            names,
+        )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Dict, Mapping, Optional, Type
+from typing import Any, Dict, Iterable, Mapping, Optional, Type
 
 import numpy as np
 
 from .. import kernels
-from ..log import logger
+from ..log import logger, warn_once
 from .base import Compressor, registry
 from .known_keys import AUTO, common, is_for, keys_that_are_on
-from .plain_adam import is_adam
+
+_ADAMS = ("Adam", "AdamW")
+_SMALL = 0.01  # with Adam, topk must send this share of the elements
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,11 @@ def parse(
             "feedback: add 'ef': 'vanilla', or leave the key out"
         )
     if kind.aggregator_repeats and values.get("seed") and exchange == "two_way":
-        _warn_of_bias(name)
+        warn_once(
+            "%s with a seed makes the average biased, because the sum is rounded with the random "
+            "numbers of worker 0, as in BytePS: leave out 'seed', or use 'exchange': 'gather'",
+            name,
+        )
     return CompressionParams(
         ef=values.pop("ef", None),
         ef_decay=float(values.pop("ef_decay", 1)),
@@ -262,15 +268,6 @@ def parse(
         nesterov=has_momentum or nesterov or not accumulates,
         exchange=exchange,
         compressor=_compressor(kind, values),
-    )
-
-
-@lru_cache(maxsize=None)  # one warning per process
-def _warn_of_bias(name: str) -> None:
-    logger.warning(
-        "%s with a seed makes the average biased, because the sum is rounded with the random "
-        "numbers of worker 0, as in BytePS: leave out 'seed', or use 'exchange': 'gather'",
-        name,
     )
 
 
@@ -287,3 +284,37 @@ def _compressor(kind: Type[Compressor], values: Mapping[str, Any]) -> Compressor
                 f"{kind.keys()[field.name].allowed}"
             )
     return kind(**options)
+
+
+def is_adam(optimizer: str) -> bool:
+    """Whether gradients of this optimizer class lose much accuracy if they are compressed."""
+    return optimizer in _ADAMS
+
+
+def warn_of_plain_adam(optimizer: str, several: Iterable[CompressionParams]) -> None:
+    """Warn once if one of these params compresses the gradients of Adam too much.
+
+    Parameters
+    ----------
+    optimizer : str
+        The name of the optimizer's class.
+    several : iterable of CompressionParams
+        The params of gradients that are averaged in every step.
+    """
+    if not is_adam(optimizer):
+        return
+    costly = [params.compressor.name for params in several if _costs_much(params)]
+    if costly:
+        logger.warning(
+            "%s trains much worse if %s compresses its gradients: use algorithm 'onebit_adam', "
+            "which compresses its momentum, or 'local_steps' (docs/guides/adam.md)",
+            optimizer,
+            costly[0],
+        )
+
+
+def _costs_much(params: CompressionParams) -> bool:
+    compressor = params.compressor
+    if compressor is None:
+        return False
+    return compressor.name == "onebit" or (compressor.name == "topk" and compressor.k < _SMALL)

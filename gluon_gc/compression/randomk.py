@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ..options import switch
-from .base import Compressor, register
-from .option import seed, share_or_count
+from .base import Compressor, register, seed, share_or_count
 
 
 @register

@@ -20,22 +20,11 @@ _THROWN_AWAY = 16  # draws; the first ones are small if the state is not well mi
 _AGGREGATOR = 2**32  # the aggregator's number; workers have smaller ones
 
 
-def seeded(seed: int) -> np.ndarray:
-    """BytePS's initial state for a seed: the seed in both words. Array of uint64, shape (2,)."""
-    return np.full(2, seed % 2**64, np.uint64)
-
-
 def unseeded(entropy: bytes, index: int, begin: int) -> np.ndarray:
     """The initial state without a seed. Array of uint64, shape (2,).
 
-    Parameters
-    ----------
-    entropy : bytes
-        Random bytes, the same on every node.
-    index : int
-        The parameter's position in its trainer.
-    begin : int
-        The first element of the chunk in the parameter.
+    `entropy` is the same on every node. `index` is the parameter's position in its trainer, and
+    `begin` the first element of the chunk in the parameter.
     """
     digest = hashlib.sha256(entropy + b"%d,%d" % (index, begin)).digest()
     state = np.frombuffer(digest[:16], np.uint64).copy()
@@ -46,21 +35,11 @@ def unseeded(entropy: bytes, index: int, begin: int) -> np.ndarray:
 def start(
     params: CompressionParams, n: int, node: Optional[int], index: int, begin: int, entropy: bytes
 ) -> State:
-    """The initial state of a node's random stream for a chunk.
+    """The initial state of a node's random stream for a chunk of n elements.
 
-    The aggregator has a stream of its own. But with a seed, it has the same stream as worker 0 if
-    the compressor's `aggregator_repeats` is True, as in BytePS.
-
-    Parameters
-    ----------
-    params : CompressionParams
-        With a compressor that draws. If its attribute `seed` is None, `entropy` is used instead.
-    n : int
-        Number of elements of the chunk.
-    node : int or None
-        The rank of a worker. None for the aggregator.
-    index, begin, entropy
-        See `unseeded`.
+    `node` is the rank of a worker, or None for the aggregator, which has a stream of its own. But
+    with a seed, it has the stream of worker 0 if the compressor's `aggregator_repeats` is True, as
+    in BytePS. Without a seed, `entropy` is used.
     """
     compressor, aggregator = params.compressor, _AGGREGATOR
     draws_alike = compressor.traits.draws_alike
@@ -68,7 +47,7 @@ def start(
         state = unseeded(entropy, index, begin)
     else:  # BytePS adds k to the seed for randomk
         k = params.codec(n, "float32").draws if draws_alike else 0
-        state = seeded(compressor.seed + index + k)
+        state = np.full(2, (compressor.seed + index + k) % 2**64, np.uint64)  # as in BytePS
         aggregator = 0 if compressor.aggregator_repeats else _AGGREGATOR
     if not draws_alike:
         kernels.jump_to_worker(state, aggregator if node is None else node)
@@ -77,18 +56,7 @@ def start(
 
 
 class Stream:
-    """A random stream and the number of draws taken from it.
-
-    Parameters
-    ----------
-    start : State, optional
-        The initial state. None for a compressor that does not draw.
-
-    Attributes
-    ----------
-    drawn : int
-        The number of draws so far. An earlier number undoes the draws since then.
-    """
+    """A random stream. `drawn` counts its draws: an earlier number undoes the draws since then."""
 
     def __init__(self, start: Optional[State]) -> None:
         self._start, self.drawn = start or (0, 0), 0
@@ -102,14 +70,10 @@ class Stream:
         return position
 
     def take_back(self) -> None:
-        """Undo the last `take`."""
         self.drawn = self._drawn_before
 
     def state(self, drawn: Optional[int] = None) -> np.ndarray:
-        """The state after a number of draws, by default now, for a checkpoint.
-
-        Array of uint64, shape (2,).
-        """
+        """The state after a number of draws, by default now. Array of uint64, shape (2,)."""
         state = np.array(self._start, np.uint64)
         kernels.jump(state, self.drawn if drawn is None else drawn)
         return state

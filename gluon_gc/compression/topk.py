@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Compressor, register
-from .option import share_or_count, value_bits
+from .base import Compressor, register, share_or_count, value_bits
 
 
 @register

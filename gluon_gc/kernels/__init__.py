@@ -1,7 +1,8 @@
 """The compiled library (libgluon_gc.so), called on NumPy arrays. Needs no framework."""
 
 from .batch import Batch, StateOfCall, StateReference
-from .codec import Codec
+from .codec import Codec, State, addresses, as_text
+from .codec import Layout as Layout  # a type
 from .framing import (
     frame,
     frame_bytes,
@@ -12,9 +13,6 @@ from .framing import (
     rows_head_bytes,
     unframe,
 )
-from .gpu import runs_on_gpu
-from .half import float_from_half, half_from_float
-from .handle import addresses
 from .library import (
     PATH,
     Position,
@@ -26,12 +24,11 @@ from .library import (
     isas,
     library,
     names,
+    runs_on_gpu,
 )
 from .low_rank import accumulate, multiply, orthonormalise, project
-from .state import Layout as Layout  # a type
-from .state import State, as_text, position
-from .stream import draw, jump, jump_to_worker
-from .values import sum_of_squares, values_finite
+from .stream import draw, jump, jump_to_worker, position
+from .values import float_from_half, half_from_float, sum_of_squares, values_finite
 
 __all__ = [
     "PATH",

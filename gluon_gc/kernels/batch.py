@@ -7,10 +7,8 @@ from typing import Optional, Sequence, Tuple
 
 import numpy as np
 
-from .codec import Codec
-from .handle import addresses
+from .codec import Codec, State, addresses, aligned_zeros
 from .library import Call, Position, StateAddresses, Status, address_of, check, library
-from .state import State, aligned_zeros
 
 
 class StateReference:

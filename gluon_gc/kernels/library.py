@@ -11,6 +11,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 import numpy as np
 
 from .. import env
+from ..log import warn_once
 
 _pointer, _size, _integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _ISAS = ("scalar", "avx2", "avx512")
@@ -277,6 +278,22 @@ def compressors() -> Mapping[str, Traits]:
 def names() -> Tuple[str, ...]:
     """The names of the compressors."""
     return tuple(compressors())
+
+
+def runs_on_gpu(source: str) -> bool:
+    """Whether this process can run the kernels of a source file in operators/cuda.
+
+    If it cannot, one warning in the log gives the reason.
+
+    Parameters
+    ----------
+    source : str
+        The name of a compressor, "convert" or "clip".
+    """
+    reason = library.gluon_gc_cuda_ready(source.encode())
+    if reason is not None:
+        warn_once("gradients on a GPU are copied to the CPU to be compressed: %s", reason.decode())
+    return reason is None
 
 
 def isas() -> Tuple[str, ...]:

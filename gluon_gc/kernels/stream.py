@@ -1,10 +1,18 @@
-"""The random stream, xorshift128+: draws, and jumps over many draws."""
+"""The random stream, xorshift128+: positions, draws, and jumps over many draws."""
 
 from __future__ import annotations
+
+import ctypes
+from typing import Sequence
 
 import numpy as np
 
 from .library import Position, address_of, library
+
+
+def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:
+    """The position in the random stream that is `draws` draws after a state of two words."""
+    return Position((ctypes.c_uint64 * 2)(*map(int, state)), draws)
 
 
 def draw(position: Position, n: int) -> np.ndarray:

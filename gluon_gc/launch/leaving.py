@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Callable, NoReturn, Optional, Type
 
@@ -56,10 +57,7 @@ def end(code: int) -> NoReturn:
 
 
 def failure(error: Optional[BaseException]) -> str:
-    """Describe the exception that ended a script, for the other nodes.
-
-    It is "" for a script that ended well: without an exception, or by SystemExit with code 0.
-    """
+    """Describe the exception that ended a script, for the other nodes; "" if it ended well."""
     if error is None:
         return ""
     if isinstance(error, SystemExit):
@@ -86,7 +84,7 @@ class Ending:
     """
 
     def __init__(self) -> None:
-        self._store: Any = None
+        self._backend: Any = None
         self._abandoned = False
         self._stay: Optional[Callable[[], None]] = None
         self._status: Any = None
@@ -95,14 +93,8 @@ class Ending:
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._forget)
 
-    def concerns(self, store: Any) -> None:
-        """Tell this backend about the end of the process. None: no backend.
-
-        Raises
-        ------
-        RuntimeError
-            The process has abandoned a cluster, or must stay in one.
-        """
+    def set_backend(self, backend: Any) -> None:
+        """Tell this backend about the end of the process. None: no backend."""
         if self._abandoned:
             raise RuntimeError(
                 "this process has left its cluster because of an error, and cannot join another one"
@@ -112,11 +104,11 @@ class Ending:
                 "a process can join only one cluster with PS_RESEND=1, because ps-lite cannot be "
                 "stopped then; leave out suspend() or PS_RESEND"
             )
-        self._store = store
+        self._backend = backend
 
     def stays(self, stay: Callable[[], None]) -> None:
         """Keep the process connected until it exits. Then `stay` returns when it may end."""
-        self._store, self._stay = None, stay
+        self._backend, self._stay = None, stay
 
     def abandoned(self) -> None:
         """Note that the backend has left without the others. The process can then only end."""
@@ -126,7 +118,7 @@ class Ending:
         self, kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
     ) -> None:
         self._show(kind, error, trace)
-        if self._store is not None and not _interactive():
+        if self._backend is not None and not _interactive():
             self._leave(failure(error), exit_code(error))
 
     def _note(self, status: Any = None) -> NoReturn:
@@ -137,7 +129,7 @@ class Ending:
     def _finish(self) -> None:
         code = self._status if isinstance(self._status, int) else int(self._status is not None)
         error = getattr(sys, "last_value", None) if not _interactive() else None
-        if self._store is not None:
+        if self._backend is not None:
             if self._abandoned:
                 end(code or 1)
             if code:
@@ -145,7 +137,7 @@ class Ending:
             if error is not None:  # an excepthook that was set after ours has printed it
                 self._leave(failure(error), exit_code(error))
             try:
-                self._store.close()
+                self._backend.close()
             except BaseException as failed:
                 self._fail(type(failed), failed, failed.__traceback__)
         if self._stay is not None:
@@ -154,23 +146,17 @@ class Ending:
 
     def _leave(self, why: str, code: int) -> NoReturn:
         if not self._abandoned:
-            self._store.abandon(why)
+            self._backend.abandon(why)
         end(code)
 
     def _forget(self) -> None:
-        self._store = self._stay = None
+        self._backend = self._stay = None
 
 
 def _interactive() -> bool:
     return hasattr(sys, "ps1")
 
 
-_ending: Optional[Ending] = None
-
-
+@lru_cache(maxsize=None)
 def ending() -> Ending:
-    """The `Ending` of this process."""
-    global _ending
-    if _ending is None:
-        _ending = Ending()
-    return _ending
+    return Ending()

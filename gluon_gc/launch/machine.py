@@ -1,4 +1,4 @@
-"""Connects the workers of one machine, so that they can exchange bytes and share memory.
+"""Connects the workers of one machine: they exchange bytes, share memory, and end together.
 
 Worker 0 of the machine listens at an abstract Unix socket, and the others stay connected to it. The
 shared memory has no name, so nothing remains after the last worker has ended, even if it was
@@ -10,45 +10,35 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import select
 import socket
 import struct
+import threading
 import time
+from contextlib import contextmanager
 from multiprocessing import reduction
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from .. import env
 from ..env import Cluster
+from .leaving import die, left_early
 
 _LENGTH = struct.Struct("=Q")
 _CREDENTIALS = struct.Struct("=3i")  # of a process: its pid, user and group
 _PAUSE = 0.02  # seconds between two attempts to connect
+_MOST_BYTES = 4096  # limit of a reason
+_TICK_MILLISECONDS = 500  # time between two looks at the workers that have left
+_NOTICE_SECONDS = 10  # time in which the thread must notice the end of a worker
 
 
 class Machine:
-    """The connections among the workers of a machine.
+    """The connections among a machine's workers, which must connect within `timeout` seconds.
 
     The methods are collective: all workers of the machine call them in the same order.
-
-    Parameters
-    ----------
-    cluster : Cluster
-        Its `local_rank` and `local_size` are this worker's local rank and the number of workers.
-    timeout : float
-        Seconds in which all workers must connect.
-
-    Attributes
-    ----------
-    rank, size : int
-        The local rank of this worker, and the number of workers.
-    links : dict
-        Sockets by local rank. Worker 0 has one to every other worker, which has one to worker 0.
-
-    Raises
-    ------
-    ConnectionError
-        Some workers did not connect, two have the same rank, or a process belongs to another user.
+    ConnectionError is raised if workers do not connect, two have the same rank, or a process
+    belongs to another user.
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
@@ -71,17 +61,9 @@ class Machine:
         return gathered
 
     def share(self, num_bytes: int) -> np.ndarray:
-        """Allocate memory that all workers can read and write. Blocks until all have called it.
+        """Allocate zeros (uint8) that all workers can read and write.
 
-        Returns
-        -------
-        ndarray
-            Zeros, uint8, shape (num_bytes,).
-
-        Raises
-        ------
-        OSError
-            There is not enough memory.
+        Blocks until all have called it. Raises OSError if there is not enough memory.
         """
         if self.rank:
             memory = reduction.recv_handle(*self.links.values())
@@ -132,7 +114,6 @@ class Machine:
         return rank, link
 
     def _first(self, address: bytes) -> socket.socket:
-        """Connect to worker 0."""
         link = socket.socket(socket.AF_UNIX)
         try:
             self._try(link.connect, address)
@@ -166,7 +147,7 @@ def _twice(rank: int) -> ConnectionError:
 
 
 def _address(cluster: Cluster) -> bytes:
-    """The socket address at which a machine's workers of a cluster meet, unique to the job."""
+    """The address of worker 0's socket, unique to the machine and the job."""
     job = (
         cluster.root_uri,
         cluster.root_port,
@@ -198,3 +179,85 @@ def _exactly(link: socket.socket, length: int) -> bytes:
     if len(data) < length:
         raise ConnectionError("another worker of this machine has ended")
     return data
+
+
+class Neighbours:
+    """A thread that ends this process, with a reason, if another worker ends too early.
+
+    It needs no scheduler. All workers create this object together.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._name = f"worker {machine.rank}"
+        self._machine = machine
+        self._words = machine.share(_MOST_BYTES)  # the reason, from the first worker that sets it
+        self._left = machine.share(4 * machine.size).view(np.uint32)  # 1 + a worker's exchanges
+        self._exchanges = 0
+        self._leaving = self._abandons = False
+        self._names = {link.fileno(): f"worker {rank}" for rank, link in machine.links.items()}
+        self._thread = threading.Thread(target=self._watch, name="gluon_gc neighbours", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def noticing_ends(self) -> Iterator[None]:
+        """Report a connection error in the block as the end of another worker, if it is one."""
+        try:
+            yield
+        except (ConnectionError, EOFError):
+            self._thread.join(_NOTICE_SECONDS)
+            raise
+        self._check()  # the block may have received the message of a worker that leaves
+
+    def next_exchange(self) -> None:
+        """Count an exchange that needs all workers. Ends the process if a worker has left."""
+        self._exchanges += 1
+        self._check()
+
+    def leave(self) -> None:
+        """Wait until all workers leave. Their ends are no failures from now on."""
+        self._leaving = True
+        self._left[self._machine.rank] = 1 + self._exchanges
+        with self.noticing_ends():
+            self._machine.gather(b"")
+        if not self._left.all():  # another worker has begun an exchange instead, and ends all
+            self._thread.join()
+
+    def abandon(self, reason: str) -> None:
+        """End all other workers, because this process ends."""
+        self._abandons = True
+        self._set_reason(f"{self._name} has failed: {reason}")
+
+    def _watch(self) -> None:
+        ends = select.poll()
+        for descriptor in self._names:
+            ends.register(descriptor, select.POLLRDHUP)
+        ended: List[Tuple[int, int]] = []
+        while not ended:
+            self._check()
+            if self._left.all():
+                return
+            ended = ends.poll(_TICK_MILLISECONDS)
+        ((descriptor, _), *_) = ended
+        if not self._leaving:
+            # The failed worker may have set its own reason already. Then this one is dropped.
+            self._set_reason(f"{self._names[descriptor]} is gone")
+        self._end_with_reason()
+
+    def _check(self) -> None:
+        """End the process if it has begun an exchange without a worker that has left."""
+        for rank, left in enumerate(self._left.tolist()):
+            if left and self._exchanges >= left:
+                self._set_reason(left_early(f"worker {rank}", left - 1, self._name))
+                self._end_with_reason()
+
+    def _end_with_reason(self) -> None:
+        if self._reason() and not self._abandons:
+            die(f"{self._name} ends: {self._reason()}")
+
+    def _set_reason(self, words: str) -> None:
+        if not self._reason():
+            data = words.encode()[:_MOST_BYTES]
+            self._words[: len(data)] = np.frombuffer(data, np.uint8)
+
+    def _reason(self) -> str:
+        return self._words.tobytes().rstrip(b"\0").decode(errors="ignore")

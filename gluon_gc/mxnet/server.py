@@ -17,15 +17,14 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from .. import compression, env
-from ..launch import ps_lite
-from ..launch.joining import join
 from ..launch.leaving import die
-from ..launch.lifeline import Lifeline
+from ..launch.scheduler import ps_lite
+from ..launch.scheduler.lifeline import Lifeline, join
 from ..log import logger
-from . import operators, trace
-from .codec import MessageCodec, Part
+from .engine import operators, trace
+from .exchange.codec import MessageCodec, Part
 from .kvstore import archive
-from .kvstore.parameter_server import control_messages, handshake, pages
+from .kvstore.parameter_server import control_messages, pages
 from .kvstore.parameter_server.pages import PAGE_BYTES
 
 
@@ -79,7 +78,6 @@ class Server:
             self._fail(f"cannot carry out worker 0's request '{action}'")
 
     def close(self) -> None:
-        """Write the trace, if there is one."""
         if self._trace is not None:
             self._trace.close()
 
@@ -123,17 +121,14 @@ class Server:
         self._loaded = archive.Joiner({key: self._aggregators[key].layouts() for key in local_keys})
 
     def _keep_earlier(self, request: Dict[str, Any]) -> None:
-        """Let `_take_back` undo the aggregations of these keys from now on."""
         for aggregator in self._own_aggregators(request):
             aggregator.keep_earlier()
 
     def _take_back(self, request: Dict[str, Any]) -> None:
-        """Undo the last aggregation of each of these keys."""
         for aggregator in self._own_aggregators(request):
             aggregator.take_back()
 
     def _own_aggregators(self, request: Dict[str, Any]) -> List[MessageCodec]:
-        """The aggregators of those requested keys that are on this server."""
         return [self._aggregators[key] for key in request["keys"] if key in self._aggregators]
 
     def update(self, key: int, received: NDArray, stored: NDArray) -> None:
@@ -157,7 +152,7 @@ class Server:
                 return
             rows = self._rows.get(key, control_messages.ROWS)
             workers = received.shape[0] // rows.count
-            framing = rows.framing_at(place=0, places=workers)
+            framing = rows.framing_at(0, workers)
             if key in self._aggregators:
                 aggregate = self._aggregators[key].aggregate
                 aggregate(received, workers, self._threads, framing).copyto(stored)
@@ -166,8 +161,8 @@ class Server:
                 if key in self._summed:
                     reply = operators.as_bytes(operators.sum_rows(parts, self._summed[key]))
                 else:
-                    reply = handshake.answer(parts)
-                operators.frame([reply], rows, place=0, places=workers).copyto(stored)
+                    reply = control_messages.answer(parts)
+                operators.frame([reply], rows, 0, workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:
             self._fail(f"key {key}: {_reason(error)}")
@@ -184,13 +179,11 @@ def _reason(error: Exception) -> str:
 
 
 def _aggregator(message: Dict[str, Any]) -> MessageCodec:
-    """The codec that aggregates messages with this description."""
     parts = [Part(chunk["size"], chunk["start"]) for chunk in message["chunks"]]
     return MessageCodec(compression.parse(message["params"]), message["dtype"], parts)
 
 
 def serve() -> None:
-    """Serve until all workers are done."""
     if env.get("BYTEPS_TRACE_ON"):
         trace.writable("")
     lifeline = join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))

@@ -5,10 +5,8 @@ torch.distributed sends the data between the workers. torchrun or another launch
     import gluon_gc.torch as bps
 """
 
-from .broadcasts import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from .compression import Compression
-from .fsdp import compress_all_gather, compress_reduce_scatter
-from .functions import (
+from .byteps.broadcasts import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .byteps.push_pull import (
     byteps_push_pull,
     declare,
     poll,
@@ -18,11 +16,13 @@ from .functions import (
     push_pull_inplace,
     synchronize,
 )
-from .hook import compression_hook
-from .optimizer import DistributedOptimizer
+from .byteps.runtime import init, local_rank, local_size, rank, shutdown, size
+from .compression import Compression
+from .ddp import compression_hook
+from .fsdp import compress_all_gather, compress_reduce_scatter
+from .gradients.state import CompressionState
+from .optimizer.distributed import DistributedOptimizer
 from .running_statistics import average_statistics
-from .runtime import init, local_rank, local_size, rank, shutdown, size
-from .state import CompressionState
 from .suspension import resume, suspend
 
 __all__ = [

@@ -31,7 +31,7 @@ from . import coder_states, resharding, state_dicts
 from .state_dicts import FORMAT, NOUN, StateDict
 
 if TYPE_CHECKING:
-    from .algorithm_state import AlgorithmState
+    from .algorithms.state import AlgorithmState
     from .exchange import Exchange
 
 _OWNER = "a DistributedOptimizer with an algorithm"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -23,21 +24,14 @@ from .staging import Staged, wire_of
 
 
 def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dict[str, str]:
-    """Return the name of the best compressor for each tensor. All workers of the group call this.
+    """Return the best compressor's name for each tensor, given in the order of backward.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        In the order in which backward computes them. Their params have an accuracy.
-    group : ProcessGroup, optional
+    All workers of the group call this.
     """
     with closing(Exchange(group)) as exchange:
-
-        def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
-            return measured(exchange, _topology(exchange), compressors)
-
-        says = exchange.rank == 0
-        names = selection.chosen(tensors, _topology(exchange), measure, says=says)
+        topology, says = _topology(exchange), exchange.rank == 0
+        measure = partial(measured, exchange, topology)
+        names = selection.chosen(tensors, topology, measure, says=says)
         root_names = exchange.gather_objects(names)[0]
     return dict(zip((tensor.name for tensor in tensors), root_names))
 
@@ -48,22 +42,11 @@ def decided(
     shapes: Sequence[Sequence[int]],
     group: Optional[dist.ProcessGroup],
 ) -> Decision:
-    """Return the decision for an algorithm. All workers of the group call this.
-
-    Parameters
-    ----------
-    automatic : AutomaticAlgorithm
-    tensors, shapes
-        See `AutomaticAlgorithm.choose`.
-    group : ProcessGroup, optional
-    """
+    """Return the decision for an algorithm. All workers of the group call this."""
     with closing(Exchange(group)) as exchange:
-
-        def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
-            return measured(exchange, _topology(exchange), compressors)
-
-        (seconds,) = _Workers(exchange).slowest([automatic.seconds])
         topology, says = _topology(exchange), exchange.rank == 0
+        measure = partial(measured, exchange, topology)
+        (seconds,) = _Workers(exchange).slowest([automatic.seconds])
         decision = automatic.choose(tensors, shapes, topology, measure, seconds, says)
         return exchange.gather_objects(decision)[0]
 
@@ -71,15 +54,7 @@ def decided(
 def recalled(
     params: Mapping[str, CompressionParams], saved: Iterable[Mapping[str, Any]]
 ) -> Dict[str, str]:
-    """Return the choices of "auto" in a checkpoint, by parameter name.
-
-    Parameters
-    ----------
-    params : mapping of str to CompressionParams
-        The params of the parameters that have the compressor "auto".
-    saved : iterable of mapping
-        The descriptions of the checkpoint's parameters.
-    """
+    """Return the choices of "auto" in a checkpoint, by parameter name."""
     names = {}
     for parameter in saved:
         if parameter["name"] in params:

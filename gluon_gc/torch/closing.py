@@ -22,7 +22,6 @@ def opened(closable: Closable) -> None:
 
 
 def close_all() -> None:
-    """Close all open objects."""
     for closable in list(_open):
         closable.close()
     _open.clear()

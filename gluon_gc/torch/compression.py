@@ -43,22 +43,7 @@ class Compression:
 def params_of(
     compression: Any, compression_params: Optional[Mapping[str, Any]] = None
 ) -> Optional[Mapping[str, Any]]:
-    """Return the compression_params for BytePS's argument `compression`.
-
-    Parameters
-    ----------
-    compression : NoneCompressor, FP16Compressor, dict or None
-        A member of `Compression`, or compression_params.
-    compression_params : dict, optional
-        The separate argument of that name, if the caller has one.
-
-    Raises
-    ------
-    TypeError
-        `compression` is something else.
-    ValueError
-        Both arguments choose a compression.
-    """
+    """Return the compression_params for BytePS's argument `compression`."""
     if isinstance(compression, Mapping):
         params: Optional[Mapping[str, Any]] = compression
     elif _is(compression, Compression.fp16):
@@ -79,5 +64,4 @@ def params_of(
 
 
 def _is(compression: Any, compressor: type) -> bool:
-    """Return whether the argument is this class or an instance of it."""
     return compression is compressor or type(compression) is compressor

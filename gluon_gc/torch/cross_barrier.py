@@ -8,22 +8,51 @@ The names are those of byteps.torch.cross_barrier.
 from __future__ import annotations
 
 import copyreg
-from typing import Any, Dict, Iterable, Optional, Tuple
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from functools import partial
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Type,
+    TypeVar,
+)
 
 import torch
+from torch.futures import Future
 from torch.nn import Module
-from torch.optim import SGD, Adam, Optimizer, RMSprop
+from torch.optim import Optimizer
 
 from ..options import is_whole
-from .broadcasts import broadcast_optimizer_state, broadcast_parameters
-from .compression import Compression
-from .copies import kind_of
-from .crossing import CrossingAverager
-from .functions import byteps_push_pull, poll, synchronize
-from .optimizer import Averaging, DistributedOptimizer
-from .optimizer_hooks import watch_steps
-from .runtime import init, local_rank, local_size, rank, shutdown, size
-from .state import CompressionState
+from . import gpu
+from .byteps.broadcasts import broadcast_optimizer_state, broadcast_parameters
+from .byteps.push_pull import byteps_push_pull, poll, synchronize
+from .byteps.runtime import init, local_rank, local_size, rank, shutdown, size
+from .compression import Compression, params_of
+from .gradients.optimizer_hooks import let_step_call_hooks, param_groups, require_averaged
+from .gradients.optimizers import KNOWN
+from .gradients.settings import checked_passes
+from .gradients.state import CompressionState
+from .optimizer.copies import kind_of
+from .optimizer.distributed import (
+    Averager,
+    Averaging,
+    Bucket,
+    UnderWay,
+    average_gradients,
+    checked_parameters,
+)
 
 __all__ = [
     "Compression",
@@ -41,15 +70,16 @@ __all__ = [
     "synchronize",
 ]
 
-_KINDS = (SGD, Adam, RMSprop)  # optimizers that update each parameter independently
+_CROSSINGS = "_gluon_gc_crossings"  # the name of a model's attribute: its averagers
+_MEASURED = 4  # steps that are measured before the buckets are reordered
 
-_CROSSINGS = "_gluon_gc_crossings"  # the name of a model's attribute: its CrossingAveragers
+_Item = TypeVar("_Item")
 
 
 class _Crossing(Averaging):
     """Added to the class of an optimizer whose updates are applied late."""
 
-    _averager: CrossingAverager
+    _averager: _CrossingAverager
 
     @property
     def compression_state(self) -> CompressionState:
@@ -107,7 +137,6 @@ class _Late:
 
 
 def _new(kind: type, *arguments: Any) -> Any:
-    """Like `copyreg.__newobj__`, but for any class."""
     return kind.__new__(kind, *arguments)
 
 
@@ -153,7 +182,7 @@ def CrossBarrier(
     for distributed DNN training acceleration, SOSP 2019.
     """
     kind = kind_of(optimizer)
-    if kind not in _KINDS:
+    if kind not in [known.kind for known in KNOWN if known.is_separable]:
         raise ValueError(
             f"CrossBarrier is for the optimizers SGD, Adam and RMSprop, got {kind.__name__}; "
             "DistributedOptimizer takes any optimizer"
@@ -162,26 +191,20 @@ def CrossBarrier(
         raise TypeError(f"model must be a Module, got {type(model).__name__}")
     if not is_whole(num_steps) or num_steps < 1:
         raise ValueError(f"num_steps must be a whole number > 0, got {num_steps!r}")
-    DistributedOptimizer(optimizer, named_parameters, compression, backward_passes_per_step)
-    averager = optimizer._averager
-    crossing = CrossingAverager(
-        model, kind, int(num_steps), optimizer, averager.passes, averager.state
-    )
-    averager.state.gradients.when_stepping = crossing.before_step
-    optimizer._averager = crossing
-    optimizer.__class__ = type(kind.__name__, (_Crossing, kind), {})
-    watch_steps(after=_take_gradients, optimizer=optimizer)
+    named = checked_parameters(optimizer, named_parameters)
+    passes = checked_passes(backward_passes_per_step)
+    make_averager = partial(_CrossingAverager, model, kind, int(num_steps))
+    average_gradients(optimizer, named, params_of(compression), passes, make_averager, _Crossing)
+    let_step_call_hooks(optimizer)
+    optimizer.register_step_post_hook(_take_gradients)
     optimizer.register_state_dict_pre_hook(_finish_optimizer)
     optimizer.register_load_state_dict_pre_hook(_finish_optimizer)
     if not isinstance(model, _Late):
-        model.__class__ = type(type(model).__name__, (_Late, type(model)), _names(type(model)))
-    vars(model).setdefault(_CROSSINGS, []).append(crossing)
+        kind = type(model)
+        printed_as = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        model.__class__ = type(kind.__name__, (_Late, kind), printed_as)
+    vars(model).setdefault(_CROSSINGS, []).append(optimizer._averager)
     return optimizer
-
-
-def _names(kind: type) -> Dict[str, str]:
-    """Return the attributes that make a subclass print like this class."""
-    return {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
 
 
 def _finish(model: Any) -> None:
@@ -197,3 +220,304 @@ def _take_gradients(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def _finish_optimizer(optimizer: Optimizer, *state_dict: Any) -> None:
     if isinstance(optimizer, _Crossing):
         optimizer.finish()
+
+
+class _Update(NamedTuple):
+    under_way: UnderWay  # the averages of their gradients
+    groups: List[Dict[str, Any]]  # the optimizer's, at the time of its step
+
+
+class _CrossingAverager(Averager):
+    """Averages the gradients of an optimizer's parameters, and applies its updates late.
+
+    Each parameter is updated just before the forward that needs it. `kind` is the optimizer's
+    class, and the last of `num_steps` steps waits for its updates.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        kind: Type[Optimizer],
+        num_steps: int,
+        optimizer: Optimizer,
+        passes: int,
+        state: CompressionState,
+    ) -> None:
+        self._kind, self._left_steps = kind, num_steps
+        self._updates: Dict[torch.Tensor, _Update] = {}  # pending ones, by parameter
+        self._late: Collection[torch.Tensor] = ()  # parameters that were only updated in backward
+        self._hooks = _ForwardHooks(model, self._enter)
+        self._overlap, self._reordered = Overlap(), False
+        super().__init__(optimizer, passes, state)
+        state.gradients.weight_check.leave()  # workers may apply their last updates at other times
+
+    # Backward
+
+    def _hand_over(self, all_of_them: bool = False) -> None:
+        first = not self._under_way
+        if first and not self._reordered and self._overlap.begun == _MEASURED:
+            self._reorder()
+        super()._hand_over(all_of_them)
+        if first and self._under_way:
+            self._overlap.begin()
+
+    def _dense(self, bucket: Bucket, begins: bool) -> UnderWay:
+        under_way = super()._dense(bucket, begins)
+        self._overlap.follow(under_way.future)
+        return under_way
+
+    def _reorder(self) -> None:
+        """Put the buckets whose averaging backward does not hide in the order of forward.
+
+        On a GPU, all buckets keep their order: there, backward still runs when this thread has
+        returned from it, so the measurement does not show what backward hides.
+        """
+        on_host = all(gpu.in_host_memory(p.device) for p in self.state.parameters.values())
+        own = self._overlap.share() if on_host else 1.0
+        shares = self.state.exchange.gather_objects(own, "begin a step")
+        share = max((measured for measured in shares if measured is not None), default=1.0)
+        sizes = [sum(p.numel() * p.itemsize for p in bucket) for bucket in self._buckets]
+        self._buckets, self._reordered = reordered(self._buckets, sizes, share), True
+
+    def ready(self, parameter: torch.Tensor) -> None:
+        if self._updates:
+            self._late = set(self._updates)
+            self.finish()
+        if parameter in self._late:
+            raise RuntimeError(
+                f"parameter {self.state.name_of(parameter)} was used before its update was "
+                "applied: CrossBarrier applies it before the module's forward that used the "
+                "parameter in the first step; use DistributedOptimizer instead"
+            )
+        super().ready(parameter)
+
+    def _finish_backward(self) -> None:
+        if self._buckets is None:  # only the first step, which waits
+            self.synchronize()
+        else:
+            self._overlap.backward_returns()
+
+    def leave(self) -> None:
+        self.finish()
+        super().leave()
+
+    def synchronize(self) -> None:
+        self.finish()
+        super().synchronize()
+
+    # Steps
+
+    def before_step(self) -> None:
+        """Take the gradients away, so that the optimizer steps nothing.
+
+        Gradients that are averages already stay, and the optimizer steps as usual.
+        """
+        self._left_steps -= 1
+        if self._averaged or self._buckets is None:
+            super().before_step()
+        else:
+            self._leave_under_way()
+        self._hooks.learn()
+        if self._left_steps <= 0:
+            self.finish()
+
+    def _leave_under_way(self) -> None:
+        require_averaged(self._optimizer, self._passes)
+        self._require_unchanged()
+        self._hand_over(all_of_them=True)
+        groups = [_frozen(group) for group in param_groups(self._optimizer)]
+        for under_way in self._under_way:
+            self._updates.update(dict.fromkeys(under_way.bucket, _Update(under_way, groups)))
+        self.take_gradients()
+        self._begin()
+        self._finish(self._updates.keys() - self._hooks.reported)
+
+    def take_gradients(self) -> None:
+        for parameter in self.state.parameters.values():
+            parameter.grad = None
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._late = ()
+
+    def _enter(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Apply the updates that a module's forward needs, or all of them if autograd is off."""
+        self._late = ()
+        if self._updates:
+            self._finish(parameters if torch.is_grad_enabled() else list(self._updates))
+
+    def finish(self) -> None:
+        """Wait for all pending averages, and apply their updates."""
+        self._finish(list(self._updates))
+
+    def _finish(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            update = self._updates.get(parameter)
+            if update is not None:
+                for updated in update.under_way.bucket:
+                    del self._updates[updated]
+                with _alone(update.under_way.bucket):
+                    self._apply(update)
+
+    def _apply(self, update: _Update) -> None:
+        self._deliver(update.under_way)
+        bucket = update.under_way.bucket
+        with self._as_it_was(update.groups):
+            self.state.gradients.apply_momentum(
+                self.state.name_of(parameter) for parameter in bucket
+            )
+        groups = _restricted(update.groups, bucket)
+        if self.state.momentum is not None:
+            for group in groups:
+                group["momentum"] = 0.0
+        stepper = self._kind.__new__(self._kind)
+        stepper.__setstate__(
+            {
+                "defaults": self._optimizer.defaults,
+                "state": self._optimizer.state,
+                "param_groups": groups,
+            }
+        )
+        stepper.step()
+
+    @contextmanager
+    def _as_it_was(self, groups: List[Dict[str, Any]]) -> Iterator[None]:
+        contents = vars(self._optimizer)
+        current, contents["param_groups"] = contents["param_groups"], groups
+        try:
+            yield
+        finally:
+            contents["param_groups"] = current
+
+
+def _frozen(group: Dict[str, Any]) -> Dict[str, Any]:
+    """Copy a parameter group, with its current learning rate, which may be a tensor."""
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items()}
+
+
+def _restricted(groups: List[Dict[str, Any]], bucket: Bucket) -> List[Dict[str, Any]]:
+    """Return copies of parameter groups with only the parameters of a bucket."""
+    restricted = [{**g, "params": [p for p in g["params"] if p in set(bucket)]} for g in groups]
+    return [group for group in restricted if group["params"]]
+
+
+@contextmanager
+def _alone(bucket: Bucket) -> Iterator[None]:
+    """Return a context without gradients of these parameters, autocast and inference mode."""
+    gradients: List[Optional[torch.Tensor]] = [parameter.grad for parameter in bucket]
+    device = bucket[0].device.type
+    with torch.inference_mode(False), torch.autocast(device, enabled=False):
+        for parameter in bucket:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(bucket, gradients):
+                parameter.grad = gradient
+
+
+class _ForwardHooks:
+    """Forward pre-hooks of all modules of a model, which report the parameters that a module needs.
+
+    A module needs its own parameters. Its forward may also use the parameters of submodules without
+    calling them, as nn.MultiheadAttention does. The first forward shows which modules are called.
+    The parameters of the other modules are needed by the nearest enclosing module that is called.
+    """
+
+    def __init__(self, model: Module, before_use: Callable[[Iterable[torch.Tensor]], None]) -> None:
+        self._before_use = before_use
+        self.reported: Set[torch.Tensor] = set()  # parameters whose use is always reported
+        self._called: Set[Module] = set()
+        self._needs: Optional[Dict[Module, List[torch.Tensor]]] = None  # unknown until `learn`
+        self._around: Dict[Module, List[Module]] = defaultdict(list)
+        for module in model.modules():
+            for child in module.children():
+                self._around[child].append(module)
+            module.register_forward_pre_hook(_ForwardHook(self), prepend=True)
+        self._modules = list(model.modules())
+
+    def learn(self) -> None:
+        """After the first forward, determine which parameters each module needs."""
+        if self._needs is not None or not self._called:
+            return
+        self._needs = defaultdict(list)
+        for module in self._modules:
+            parameters = list(module._parameters.values())
+            callers = self._callers(module)
+            for caller in {module, *callers}:
+                self._needs[caller] += [p for p in parameters if p is not None]
+            if callers:
+                self.reported.update(parameters)
+
+    def _callers(self, module: Module) -> Set[Module]:
+        """Return the nearest modules that were called: this one, or the modules around it."""
+        if module in self._called:
+            return {module}
+        return {caller for outer in self._around[module] for caller in self._callers(outer)}
+
+    def enter(self, module: Module) -> None:
+        if self._needs is None:
+            self._called.add(module)
+        else:
+            self._before_use(self._needs[module])
+
+
+class _ForwardHook:
+    """The hook of one module. A copy of a model gets hooks that do nothing."""
+
+    def __init__(self, hooks: Optional[_ForwardHooks] = None) -> None:
+        self._hooks = hooks
+
+    def __call__(self, module: Module, args: Any) -> None:
+        if self._hooks is not None:
+            self._hooks.enter(module)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _ForwardHook, ()
+
+
+class Overlap:
+    """Measures the share of a step's averaging time that backward hides."""
+
+    def __init__(self) -> None:
+        self.begun = 0  # steps
+        self._share: Optional[float] = None  # of the last measured step
+        self._start = self._returned = self._done = 0.0
+
+    def begin(self) -> None:
+        """Record that averaging begins in a new step. The previous step is complete."""
+        if self._returned and self._done:  # backward has computed all gradients
+            backward, whole = self._returned - self._start, self._done - self._start
+            self._share = backward / max(backward, whole)
+        self.begun += 1
+        self._start, self._returned, self._done = time.perf_counter(), 0.0, 0.0
+
+    def follow(self, average: Future) -> None:
+        """Record when an average is complete."""
+
+        def note(done: Future) -> None:
+            self._done = time.perf_counter()
+
+        average.add_done_callback(note)
+
+    def backward_returns(self) -> None:
+        self._returned = time.perf_counter()
+
+    def share(self) -> Optional[float]:
+        """Return the share of the last measured step, or None if no step was measured."""
+        return self._share
+
+
+def reordered(items: Sequence[_Item], sizes: Sequence[int], share: float) -> List[_Item]:
+    """Reverse the order of the last items; the first ones, with this share of the bytes, stay.
+
+    Examples
+    --------
+    >>> reordered("dcba", [1, 1, 1, 1], 0.5)
+    ['d', 'c', 'a', 'b']
+    """
+    kept, total = 0, 0
+    while kept < len(items) and total < share * sum(sizes):
+        total += sizes[kept]
+        kept += 1
+    return [*items[:kept], *reversed(items[kept:])]

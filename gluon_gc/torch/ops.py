@@ -1,7 +1,6 @@
 """The names of byteps.torch.ops, which BytePS scripts import."""
 
-from .compression import Compression
-from .functions import (
+from .byteps.push_pull import (
     declare,
     poll,
     push_pull,
@@ -10,7 +9,8 @@ from .functions import (
     push_pull_inplace,
     synchronize,
 )
-from .runtime import init, local_rank, local_size, rank, shutdown, size
+from .byteps.runtime import init, local_rank, local_size, rank, shutdown, size
+from .compression import Compression
 from .suspension import resume, suspend
 
 __all__ = [

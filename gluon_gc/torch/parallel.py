@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 
 from . import gpu, groups
 from .compression import Compression, params_of
-from .hook import compression_hook
-from .state import CompressionState
+from .ddp import compression_hook
+from .gradients.state import CompressionState
 
 
 class DistributedDataParallel(_TorchDDP):

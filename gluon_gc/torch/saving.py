@@ -20,11 +20,11 @@ from ..checkpoint import States, fitting
 from ..checkpoint.cutting import Arrays
 from . import coder_states, resharding, state_dicts
 from .exchange import Exchange
-from .momentum import Momentum
+from .gradients.momentum import Momentum
 from .state_dicts import FORMAT, NOUN, Names, StateDict
 
 if TYPE_CHECKING:
-    from .state import CompressionState
+    from .gradients.state import CompressionState
 
 _KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by kind of `Momentum.state`
 

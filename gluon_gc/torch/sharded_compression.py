@@ -12,8 +12,8 @@ from ..checkpoint import fitting
 from . import state_dicts
 from .coder_states import Tensors
 from .gathering import gather
+from .gradients.undo import Undo
 from .shards import Shards
-from .undo import Undo
 
 
 class Unit:

@@ -11,11 +11,13 @@ import torch.distributed as dist
 from ..checkpoint import STREAM, Place
 from ..compression import CompressionParams
 from ..options import is_whole
-from . import coder_states, functions, groups, rendezvous, runtime, saving
-from .averager import Averager, averagers
+from . import coder_states, groups, saving
+from .byteps import push_pull as functions
+from .byteps import rendezvous, runtime
+from .byteps.rendezvous import Rendezvous as Meeting
 from .gathering import gather
-from .rendezvous import Meeting
-from .state import CompressionState
+from .gradients.state import CompressionState
+from .optimizer.distributed import Averager, averagers
 
 _SUSPENDED = "call bps.resume() first: the workers have called bps.suspend()"
 

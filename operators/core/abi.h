@@ -171,7 +171,7 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
      e = p - D(payload)               the new residual, which `memory` stores
 
    With "corrected" or "sparse" feedback, a payload carries `ratio` to the aggregator. Payloads of a summable compressor
-   do not: they are added as they are. DGC has its own rules (compressors/dgc.cpp).
+   do not: they are added as they are. DGC has its own rules (compressors/dgc/dgc.cpp).
 
    If an element of p is NaN or infinite, the payload decodes to a NaN or an infinity, so that every worker notices.
    The new momentum and memory are then zeros.

@@ -1,9 +1,10 @@
 // The interface that a compressor implements.
 //
 // A compressor turns n elements of type T, float or double, into a payload: the bytes that are sent. It is one source
-// file in compressors/, with its CPU kernels and a class of the form below. C(p) is the payload of elements p, and
-// D(payload) are the decoded elements. With error feedback, p contains the residual: the part of the elements that the
-// previous compression lost. abi.h describes a step of training.
+// file in compressors/, or compressors/FILE/FILE.cpp with headers beside it. It has the CPU kernels and a class of the
+// form below. C(p) is the payload of elements p, and D(payload) are the decoded elements. With error feedback, p
+// contains the residual: the part of the elements that the previous compression lost. abi.h describes a step of
+// training.
 //
 //   struct NAME {
 //     static constexpr Traits traits;
@@ -78,8 +79,8 @@ struct Needs {
 //   g = gradient * gradient_scale
 //   m = mu m + g,  g = g + mu m      if `momentum` is not null
 //   p = g + residual_factor e        if memory[0] is not null; e is the residual
-// m and e on the right are the earlier ones. Afterwards e = p - D(payload). correction.h computes p inside the compressor's loop over the elements (the sweep). A
-// compressor with Traits::accumulates has its own formulas instead.
+// m and e on the right are the earlier ones. Afterwards e = p - D(payload). correction.h computes p inside the
+// compressor's loop over the elements (the sweep). A compressor with Traits::accumulates has its own formulas instead.
 template <typename T>
 struct Encoding {
   [[gnu::always_inline]] FeedbackState<T> feedback() const {

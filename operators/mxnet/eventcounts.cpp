@@ -1,6 +1,6 @@
 // Eventcounts (Reed and Kanodia, 1979) for MXNet's engine, in memory that the processes of a machine share. One
 // operation advances a count; another completes once a count has reached a value. No engine thread blocks meanwhile:
-// each process has one watcher thread, which waits for all its operations. gluon_gc/mxnet/eventcounts.py uses it.
+// each process has one watcher thread, which waits for all its operations. gluon_gc/mxnet/engine/order.py uses it.
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // Works around a use after free in Horovod 0.28.1. Horovod queues a function on MXNet's engine, which frees the
 // function's argument once Horovod's own thread has completed the collective. The function may still be running then:
 // it reads the name of an alltoall or a broadcast from the argument, for its log. Here the argument is kept until the
-// function has returned. gluon_gc/mxnet/kvstore/horovod/hvd.py uses this.
+// function has returned. gluon_gc/mxnet/kvstore/horovod/process_set.py uses this.
 #include <link.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Releases memory that NumPy lends to MXNet (gluon_gc/mxnet/lent.py).
+// Releases memory that NumPy lends to MXNet (gluon_gc/mxnet/engine/memory.py).
 //
 // MXNet frees an array once nothing uses it, maybe on an engine thread, maybe while Python is shutting down. No Python
 // function may run then, but MXNet's own from_numpy would call one.

@@ -1,5 +1,5 @@
 // Counters of the operators of one message, in a float64 array. The operators update it, and
-// gluon_gc/mxnet/operators.py reads it. Times are in seconds of the steady clock.
+// gluon_gc/mxnet/engine/operators.py reads it. Times are in seconds of the steady clock.
 #pragma once
 
 #include <chrono>

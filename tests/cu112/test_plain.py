@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_gc.mxnet import operators
+from gluon_gc.mxnet.engine import operators
 from tests.mxnet.compressors.test_message_codec import failing
 
 DTYPES = ("float16", "float32", "float64")

@@ -16,7 +16,8 @@ HERE = Path(__file__).resolve().parent
 OPERATORS = HERE.parents[1] / "operators"
 BUILD = HERE.parents[1] / "build" / "emulator"
 SOURCES = {path.stem: path for path in sorted(OPERATORS.glob("cuda/**/*.cu"))}
-COMPRESSORS = tuple(name for name, path in SOURCES.items() if path.parent.name == "compressors")
+FOLDER = OPERATORS / "cuda" / "compressors"
+COMPRESSORS = tuple(name for name, path in SOURCES.items() if FOLDER in path.parents)
 """The compressors that have CUDA kernels."""
 
 DRIVER = "libcuda.so.1"

@@ -127,77 +127,77 @@ MUTANTS = {
         "many at once",
     ),
     "a digit of the wrong bits": Mutant(
-        "compressors/topk_threshold.cuh",
+        "compressors/topk/threshold.cuh",
         "top < digit_bits ? 0 : top - digit_bits",
         "top < digit_bits ? 0 : top - digit_bits + 1",
         "",
         "topk",
     ),
     "no barrier before counts are collected": Mutant(
-        "compressors/topk_threshold.cuh",
+        "compressors/topk/threshold.cuh",
         "limit, counts);\n    }\n  });\n  __syncthreads();",
         "limit, counts);\n    }\n  });",
         "",
         "topk",
     ),
     "no barrier before counts are made": Mutant(
-        "compressors/topk_threshold.cuh",
+        "compressors/topk/threshold.cuh",
         "counts[i] = 0;\n  __syncthreads();",
         "counts[i] = 0;",
         "",
         "topk",
     ),
     "counts are not zeros again": Mutant(
-        "compressors/topk_threshold.cuh",
+        "compressors/topk/threshold.cuh",
         "    counts[highest - i] = 0;\n",
         "",
         "",
         "topk",
     ),
     "counts are not zeros to begin with": Mutant(
-        "compressors/topk_threshold.cuh",
+        "compressors/topk/threshold.cuh",
         "memory.histogram[i] = 0;",
         ";",
         "",
         "topk",
     ),
     "a list that is too short": Mutant(
-        "compressors/topk_candidates.cuh",
+        "compressors/topk/candidates.cuh",
         " && state.found >= k",
         "",
         "another payload",
         "topk",
     ),
     "a list without room": Mutant(
-        "compressors/topk_candidates.cuh",
+        "compressors/topk/candidates.cuh",
         "if (place + count.all > search.capacity) return;",
         "",
         "SIG",
         "topk",
     ),
     "candidates a place too far": Mutant(
-        "compressors/topk_candidates.cuh",
+        "compressors/topk/candidates.cuh",
         "place += count.before;",
         "place += count.before + 1;",
         "",
         "topk",
     ),
     "of equals the last ones": Mutant(
-        "compressors/topk_send.cuh",
+        "compressors/topk/send.cuh",
         "__popc(are_at_limit & lower_lanes)",
         "__popc(are_at_limit & ~lower_lanes)",
         "another payload",
         "topk",
     ),
     "parts begin where they end": Mutant(
-        "compressors/topk_send.cuh",
+        "compressors/topk/send.cuh",
         "    memory.parts[part] = counts;\n    counts += here;",
         "    counts += here;\n    memory.parts[part] = counts;",
         "another",
         "topk",
     ),
     "what is sent is kept": Mutant(
-        "compressors/topk.cu",
+        "compressors/topk/topk.cu",
         "if (topk.memory[0] != nullptr) topk.memory[0][index] = rest;",
         "",
         "another state",
@@ -241,20 +241,20 @@ MUTANTS = {
         "topk",
     ),
     "the limit of the largest in any case": Mutant(
-        "compressors/dgc.cu",
+        "compressors/dgc/dgc.cu",
         "  if (!memory.dgc->largest) return;\n",
         "",
         "",
     ),
     "counts of an earlier threshold": Mutant(
-        "compressors/dgc_threshold.cuh",
+        "compressors/dgc/threshold.cuh",
         "  dgc.reaching = 0;\n",
         "",
         "",
         "dgc",
     ),
     "momentum of what is sent": Mutant(
-        "compressors/dgc.cu",
+        "compressors/dgc/dgc.cu",
         "call.momentum != nullptr && call.plan.momentum_masking",
         "false",
         "another state",
@@ -300,85 +300,98 @@ MUTANTS = {
         "settle.cuh", "__syncthreads();", "", "", "randomk"
     ),
     "an element that is drawn again is sent as zero": Mutant(
-        "compressors/randomk.cu",
+        "compressors/randomk/randomk.cu",
         "if (call.indices != nullptr)",
         "if (call.indices != nullptr) call.memory[0][indices[j]] = 0;\n"
         "      if (call.indices != nullptr)",
         "another payload",
     ),
     "an element that is drawn again is added to again": Mutant(
-        "compressors/randomk.cu",
+        "compressors/randomk/randomk.cu",
         "call.sums[first + j] = before",
         "call.out[indices[j]] = call.sums[first + j] = before",
         "decode to something",
     ),
     "draws past the last one": Mutant(
-        "compressors/randomk.cu", "here = first + j < call.k", "here = true", OUT_OF_BOUNDS
+        "compressors/randomk/randomk.cu", "here = first + j < call.k", "here = true", OUT_OF_BOUNDS
     ),
     "all lanes draw for the same segment": Mutant(
-        "compressors/dithering.cu", "lane() * (call.segment", "1 * (call.segment", "another payload"
+        "compressors/dithering/dithering.cu",
+        "lane() * (call.segment",
+        "1 * (call.segment",
+        "another payload",
     ),
     "chunks begin a segment too far": Mutant(
-        "compressors/dithering.cu",
+        "compressors/dithering/dithering.cu",
         "c * (chunk_of(call.segment) / stream_segment)",
         "c * (chunk_of(call.segment) / stream_segment) + 1",
         "another payload",
     ),
     "draws are used before they are there": Mutant(
-        "compressors/dithering.cu", ">> 32);\n      __syncwarp();", ">> 32);", "another payload"
+        "compressors/dithering/dithering.cu",
+        ">> 32);\n      __syncwarp();",
+        ">> 32);",
+        "another payload",
     ),
     "no barrier between the largest of warps": Mutant(
-        "compressors/dithering.cu", "  __syncthreads();\n", "", ""
+        "compressors/dithering/dithering.cu", "  __syncthreads();\n", "", ""
     ),
     "planes of groups past the end": Mutant(
-        "compressors/dithering.cu", "if (first < call.n) write", "write", OUT_OF_BOUNDS
+        "compressors/dithering/dithering.cu", "if (first < call.n) write", "write", OUT_OF_BOUNDS
     ),
     "the last bytes are left as they are": Mutant(
-        "compressors/dithering.cu", "if (end != bytes)", "if (false)", "another payload"
+        "compressors/dithering/dithering.cu", "if (end != bytes)", "if (false)", "another payload"
     ),
     "a symbol of zero has a sign": Mutant(
-        "compressors/dithering.cu", "p[r] < 0 && symbol != 0", "p[r] < 0", "another payload"
+        "compressors/dithering/dithering.cu",
+        "p[r] < 0 && symbol != 0",
+        "p[r] < 0",
+        "another payload",
     ),
     "natural levels above one count twice": Mutant(
-        "compressors/dithering_levels.cuh",
+        "compressors/dithering/levels.cuh",
         "lesser(y, T{1}) * power",
         "y * power",
         "another payload",
         "dithering",
     ),
     "elements of a block past the end": Mutant(
-        "compressors/blocktopk.cu",
+        "compressors/blocktopk/blocktopk.cu",
         "(size < first + part ? size : first + part)",
         "(size < first + part ? size + 1 : first + part)",
         OUT_OF_BOUNDS,
         "blocktopk",
     ),
     "the block before is overwritten too early": Mutant(
-        "compressors/blocktopk.cu",
+        "compressors/blocktopk/blocktopk.cu",
         "    __syncthreads();  // the next block of elements",
         "    // the next block of elements",
         "",
         "blocktopk",
     ),
     "levels are used before they are there": Mutant(
-        "compressors/blocktopk.cu",
+        "compressors/blocktopk/blocktopk.cu",
         "write_scales(format, record, memory, kept);\n    __syncthreads();",
         "write_scales(format, record, memory, kept);",
         "",
         "blocktopk",
     ),
     "residuals of sent elements stay": Mutant(
-        "compressors/blocktopk.cu",
+        "compressors/blocktopk/blocktopk.cu",
         "residual[memory.indices[j]] = x - decoded;",
         "residual[memory.indices[j]] = x;",
         "another state",
         "blocktopk",
     ),
     "one scale of two is spoiled": Mutant(
-        "compressors/blocktopk.cu", "s < format.scales()", "s < 1", "another payload", "blocktopk"
+        "compressors/blocktopk/blocktopk.cu",
+        "s < format.scales()",
+        "s < 1",
+        "another payload",
+        "blocktopk",
     ),
     "payloads are added at the same time": Mutant(
-        "compressors/blocktopk.cu",
+        "compressors/blocktopk/blocktopk.cu",
         "      __syncthreads();  // other threads",
         "      // other threads",
         "",
@@ -391,114 +404,122 @@ MUTANTS = {
         "packed.cuh", "number(i) >> (bit - i * bits)", "0", "another payload", "blocktopk"
     ),
     "a mean of all sent elements": Mutant(
-        "compressors/blocktopk_levels.cuh",
+        "compressors/blocktopk/levels.cuh",
         "count - high)",
         "count)",
         "another payload",
         "blocktopk",
     ),
     "a sum of sent elements in float32": Mutant(
-        "compressors/blocktopk_levels.cuh",
+        "compressors/blocktopk/levels.cuh",
         "chain += static_cast<double>(magnitude(j));",
         "chain += static_cast<float>(magnitude(j));",
         "another payload",
         "blocktopk",
     ),
     "the search uses counts before they are there": Mutant(
-        "compressors/blocktopk_select.cuh",
+        "compressors/blocktopk/select.cuh",
         "    __syncthreads();\n    choose(",
         "    choose(",
         "",
         "blocktopk",
     ),
     "counts of the search are not zeros to begin with": Mutant(
-        "compressors/blocktopk_select.cuh", "counts[i] = 0;", ";", "another payload", "blocktopk"
+        "compressors/blocktopk/select.cuh", "counts[i] = 0;", ";", "another payload", "blocktopk"
     ),
     "warps send before they know the counts of others": Mutant(
-        "compressors/blocktopk_select.cuh",
+        "compressors/blocktopk/select.cuh",
         "  __syncthreads();\n  above = at_limit = 0;",
         "  above = at_limit = 0;",
         "",
         "blocktopk",
     ),
     "of equal elements of a block the last ones": Mutant(
-        "compressors/blocktopk_select.cuh",
+        "compressors/blocktopk/select.cuh",
         "__popc(votes.at_limit & lower_lanes)",
         "__popc(votes.at_limit & ~lower_lanes)",
         "another payload",
         "blocktopk",
     ),
     "a tile's end counts": Mutant(
-        "compressors/blockwise.cu",
+        "compressors/blockwise/blockwise.cu",
         "column.has(r) ? x : T{0}",
         "column.has(r) ? x : T{1}",
         "another payload",
         "blockwise",
     ),
     "a tile without its second half is read": Mutant(
-        "compressors/blockwise.cu",
+        "compressors/blockwise/blockwise.cu",
         "if (half * tile >= call.n)",
         "if (false)",
         OUT_OF_BOUNDS,
         "blockwise",
     ),
     "codes are packed before they are there": Mutant(
-        "compressors/blockwise.cu",
+        "compressors/blockwise/blockwise.cu",
         "    __syncthreads();\n    const int bytes",
         "    const int bytes",
         "",
         "blockwise",
     ),
     "scales are used before they are there": Mutant(
-        "compressors/blockwise.cu",
+        "compressors/blockwise/blockwise.cu",
         "    __syncthreads();\n    quantise",
         "    quantise",
         "",
         "blockwise",
     ),
     "the next tile overwrites one in use": Mutant(
-        "compressors/blockwise.cu",
+        "compressors/blockwise/blockwise.cu",
         "    __syncthreads();  // the next tile",
         "    // the next tile",
         "",
         "blockwise",
     ),
     "stages of a transform at the same time": Mutant(
-        "compressors/blockwise.cu",
+        "compressors/blockwise/blockwise.cu",
         "    });\n    __syncthreads();\n  }\n}",
         "    });\n  }\n}",
         "",
         "blockwise",
     ),
     "codes after the last block are left as they are": Mutant(
-        "compressors/blockwise.cu", "memory.codes[i] = 0;", "", "another payload", "blockwise"
+        "compressors/blockwise/blockwise.cu",
+        "memory.codes[i] = 0;",
+        "",
+        "another payload",
+        "blockwise",
     ),
     "an offset of another element": Mutant(
-        "compressors/blockwise.cu",
+        "compressors/blockwise/blockwise.cu",
         "i % 64 / 16 * 16",
         "i % 64 / 16 * 8",
         "another payload",
         "blockwise",
     ),
     "another tile's draws": Mutant(
-        "compressors/blockwise.cu",
+        "compressors/blockwise/blockwise.cu",
         "part.begin / tile_elements * segments + threadIdx.x",
         "threadIdx.x",
         "another payload",
         "blockwise",
     ),
     "a block that is not finite is not noticed": Mutant(
-        "compressors/blockwise.cu", "all_finite && finite;", "all_finite;", "another", "blockwise"
+        "compressors/blockwise/blockwise.cu",
+        "all_finite && finite;",
+        "all_finite;",
+        "another",
+        "blockwise",
     ),
     "the least level is not rounded down": Mutant(
-        "compressors/blockwise.cu",
+        "compressors/blockwise/blockwise.cu",
         "if (low < least) least = low;",
         "",
         "another payload",
         "blockwise",
     ),
     "a second part of a code is lost": Mutant(
-        "compressors/blockwise_codes.cuh",
+        "compressors/blockwise/codes.cuh",
         "shift += part.width;",
         "break;",
         "decode to something",
@@ -542,7 +563,7 @@ def said_of(mutant: Mutant, operators: Path, folder: Path) -> str:
     assert original.count(mutant.part) == 1
     path.write_text(original.replace(mutant.part, mutant.instead))
     try:
-        kernels = f"cuda/compressors/{mutant.of}.cu"
+        kernels = emulator.SOURCES[mutant.of].relative_to(emulator.OPERATORS)
         source = path if path.suffix == ".cu" else operators / kernels
         module = emulator.compile_module(source, folder, operators)
     finally:

@@ -6,6 +6,10 @@ cd "$(dirname "$0")/../.."
 tests="${PYTHON:-python3} -m pytest -q --gpu tests/cuda/test_device.py"
 echo "== Comparing the GPU's bytes with the CPU's"
 $tests
+if ${PYTHON:-python3} -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
+  echo "== Comparing PyTorch's workers on the GPU with workers on the CPU"
+  ${PYTHON:-python3} -m torch.distributed.run --standalone --nproc-per-node 2 tests/cuda/torch_on_gpu.py
+fi
 if command -v compute-sanitizer > /dev/null; then
   for tool in memcheck racecheck synccheck; do
     echo "== The same under compute-sanitizer's $tool"

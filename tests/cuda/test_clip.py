@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gluon_gc.kernels.library import Clipping, Values, check, library
-from gluon_gc.mxnet import operators
+from gluon_gc.mxnet.engine import operators
 from tests.neutral.kernels import arrays
 
 STREAM, SCALE = 9, 1 / 3

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gluon_gc.variables import cores
+from gluon_gc.env import cores
 
 from . import emulator
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gluon_gc.kernels.library import Conversion, check, library
-from gluon_gc.mxnet import operators
+from gluon_gc.mxnet.engine import operators
 from tests.neutral.kernels import arrays
 
 DTYPES = ("float16", "float32", "float64")

@@ -18,9 +18,9 @@ import pytest
 import gluon_gc
 from gluon_gc import env
 from gluon_gc.compression import parse, registry, users_of
-from gluon_gc.compression.ignored import ignored
-from gluon_gc.launch import launcher
-from gluon_gc.variables import IGNORED, TABLE
+from gluon_gc.compression.known_keys import ignored
+from gluon_gc.env.variables import IGNORED, TABLE
+from gluon_gc.launch.cli import launcher
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "example/README.md")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gluon_gc.launch import launcher, tasks
+from gluon_gc.launch.cli import launcher, tasks
+from gluon_gc.launch.cli.output import LineSplitter, PrefixedOutput
 from gluon_gc.launch.leaving import ALONE
-from gluon_gc.launch.prefixed_output import LineSplitter, PrefixedOutput
 from gluon_gc.version import __version__
 from tests.processes import clean_environ, free_port, heed_interrupts
 
@@ -69,18 +69,18 @@ def launch(tmp_path):
 def stand_in(tmp_path):
     """Write the code of servers and scheduler, which first print their role and variables."""
     package, original = tmp_path / "gluon_gc", ROOT / "gluon_gc"
-    for folder in ("launch", "mxnet"):
+    copied = ("", "launch", "launch/scheduler")
+    for folder in (*copied, "mxnet"):
         (package / folder).mkdir(parents=True)
-    for folder in ("", "launch", "mxnet"):
         (package / folder / "__init__.py").touch()
-    for part in (*original.iterdir(), *(original / "launch").iterdir()):
-        if part.name not in ("__init__.py", "mxnet", "launch", "scheduler.py"):
+    for part in (part for folder in copied for part in (original / folder).iterdir()):
+        if part.name not in ("__init__.py", "mxnet", "launch", "scheduler", "scheduler.py"):
             (package / part.relative_to(original)).symlink_to(part)
 
     def write(source):
         note = "print(sys.argv[1], sorted(n for n in os.environ if n[:4] == 'DMLC'), flush=True)"
         start = "import os, sys\ndef serve(): pass"  # the import does all the work
-        for service in ("launch/scheduler.py", "mxnet/server.py"):
+        for service in ("launch/scheduler/scheduler.py", "mxnet/server.py"):
             (package / service).write_text(f"{start}\n{note}\n{source}")
 
     write(UNTIL_WORKERS_ARE_DONE)

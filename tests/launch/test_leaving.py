@@ -11,7 +11,7 @@ import mxnet as mx
 import pytest
 
 import gluon_gc as bps
-from gluon_gc.launch.launcher import service
+from gluon_gc.launch.cli.tasks import service
 from tests.mxnet.cluster.cluster import last_line, start_horovod
 from tests.mxnet.cluster.jobs import forever
 
@@ -123,7 +123,7 @@ def test_a_node_that_dies_as_ps_lite_starts_is_named(cluster, role):
     nodes.start_roles()
     nodes.start_script(0, "exchange()")
     code = (
-        "import os; from gluon_gc import env; from gluon_gc.launch.joining import join\n"
+        "import os; from gluon_gc import env; from gluon_gc.launch.scheduler.lifeline import join\n"
         f"lifeline = join(env.cluster('{role}'), 60); print(lifeline.name, flush=True)\n"
         "os._exit(9)"
     )

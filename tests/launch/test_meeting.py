@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from gluon_gc.launch.launcher import service
-from gluon_gc.launch.session import Session, nonce, plain, unsealed
+from gluon_gc.launch.cli.tasks import service
+from gluon_gc.launch.scheduler.protocol import Session, nonce, plain, unsealed
 from tests.mxnet.cluster.cluster import last_line
 
 STOCK_SERVER = [sys.executable, "-c", "import mxnet"]
@@ -86,7 +86,8 @@ def test_a_scheduler_that_was_told_otherwise_is_named(cluster):
 
 
 @pytest.mark.parametrize(
-    "module, here", [("launch.hello", "the scheduler "), ("agreement", "[0-9.]+ is here")]
+    "module, here",
+    [("launch.scheduler.protocol", "the scheduler "), ("agreement", "[0-9.]+ is here")],
 )
 def test_another_version_of_gluon_gc_is_refused(cluster, module, here):
     nodes = cluster(1, 1)

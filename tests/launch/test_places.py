@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from gluon_gc import env
-from gluon_gc.launch import places
-from gluon_gc.launch.places import Place
-from gluon_gc.mxnet import runtime
+from gluon_gc.launch.rank import launchers
+from gluon_gc.launch.rank.launchers import WorkerRank
+from gluon_gc.mxnet.byteps import runtime
 from tests.processes import clean_environ
 
 
@@ -74,45 +74,45 @@ EMPTY = dict.fromkeys(["RANK", "WORLD_SIZE", "PMI_RANK", "SLURM_PROCID", "SLURM_
         ({}, None),
         (EMPTY, None),
         ({"WORLD_SIZE": "1"}, None),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Place("torchrun", 1, 2)),
-        (torchrun(3, 4), Place("torchrun", 3, 4, 1, 2)),
-        (mpirun(3, 4), Place("mpirun", 3, 4, 1, 2)),
-        (PMI, Place("mpirun", 3, 4)),
-        (OF_PMI, Place("mpirun", 3, 4, 1, 2)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, WorkerRank("torchrun", 1, 2)),
+        (torchrun(3, 4), WorkerRank("torchrun", 3, 4, 1, 2)),
+        (mpirun(3, 4), WorkerRank("mpirun", 3, 4, 1, 2)),
+        (PMI, WorkerRank("mpirun", 3, 4)),
+        (OF_PMI, WorkerRank("mpirun", 3, 4, 1, 2)),
         (
             {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1"},
-            Place("horovodrun", 1, 2, 1),
+            WorkerRank("horovodrun", 1, 2, 1),
         ),
-        (srun(1, 2), Place("srun", 1, 2, 0)),
-        (srun(0, 1), Place("srun", 0, 1, 0)),
-        (srun(1, 2, SLURM_STEP_TASKS_PER_NODE="3,1"), Place("srun", 1, 2, 0, 1)),
-        (srun(1, 3, SLURM_STEP_TASKS_PER_NODE="1(x3)"), Place("srun", 1, 3, 0, 1)),
-        (srun(1, 2, SLURM_STEP_TASKS_PER_NODE="many"), Place("srun", 1, 2, 0)),
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, Place("srun", 1, 2)),
+        (srun(1, 2), WorkerRank("srun", 1, 2, 0)),
+        (srun(0, 1), WorkerRank("srun", 0, 1, 0)),
+        (srun(1, 2, SLURM_STEP_TASKS_PER_NODE="3,1"), WorkerRank("srun", 1, 2, 0, 1)),
+        (srun(1, 3, SLURM_STEP_TASKS_PER_NODE="1(x3)"), WorkerRank("srun", 1, 3, 0, 1)),
+        (srun(1, 2, SLURM_STEP_TASKS_PER_NODE="many"), WorkerRank("srun", 1, 2, 0)),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, WorkerRank("srun", 1, 2)),
         (
             {"SLURM_STEPID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
-            Place("srun", 0, 2),
+            WorkerRank("srun", 0, 2),
         ),
         (sbatch(4), None),
-        (salloc(4), Place("srun", 0, 1)),
+        (salloc(4), WorkerRank("srun", 0, 1)),
         # If one launcher starts another, the inner one counts.
-        ({**srun(1, 2), **torchrun(3, 4)}, Place("torchrun", 3, 4, 1, 2)),
-        ({"PMI_RANK": "1", **torchrun(3, 4)}, Place("torchrun", 3, 4, 1, 2)),
-        ({**srun(1, 2), **mpirun(3, 4)}, Place("mpirun", 3, 4, 1, 2)),
-        ({**sbatch(4), **mpirun(0, 4)}, Place("mpirun", 0, 4, 0, 2)),
+        ({**srun(1, 2), **torchrun(3, 4)}, WorkerRank("torchrun", 3, 4, 1, 2)),
+        ({"PMI_RANK": "1", **torchrun(3, 4)}, WorkerRank("torchrun", 3, 4, 1, 2)),
+        ({**srun(1, 2), **mpirun(3, 4)}, WorkerRank("mpirun", 3, 4, 1, 2)),
+        ({**sbatch(4), **mpirun(0, 4)}, WorkerRank("mpirun", 0, 4, 0, 2)),
         # srun --mpi=pmi2 sets both. A script may set the half that SLURM does not set.
         (
             {**srun(3, 4, SLURM_STEP_TASKS_PER_NODE="1(x4)"), **PMI},
-            Place("mpirun", 3, 4, 0, 1),
+            WorkerRank("mpirun", 3, 4, 0, 1),
         ),
-        ({**srun(1, 2), "WORLD_SIZE": "2"}, Place("srun", 1, 2, 0)),
-        ({**srun(1, 2), "RANK": "1"}, Place("srun", 1, 2, 0)),
-        ({**srun(1, 2), "RANK": "1", "WORLD_SIZE": "2"}, Place("torchrun", 1, 2, 0)),
+        ({**srun(1, 2), "WORLD_SIZE": "2"}, WorkerRank("srun", 1, 2, 0)),
+        ({**srun(1, 2), "RANK": "1"}, WorkerRank("srun", 1, 2, 0)),
+        ({**srun(1, 2), "RANK": "1", "WORLD_SIZE": "2"}, WorkerRank("torchrun", 1, 2, 0)),
     ],
 )
 def test_the_place_is_what_the_innermost_launcher_says(environ, variables, place):
     environ.update(variables)
-    assert places.find() == place
+    assert launchers.find() == place
 
 
 @pytest.mark.parametrize(
@@ -133,16 +133,19 @@ def test_the_place_is_what_the_innermost_launcher_says(environ, variables, place
 def test_half_of_a_place_or_a_contradiction_is_refused(environ, variables, said):
     environ.update(variables)
     with pytest.raises(env.ConfigurationError, match=f"^{said}"):
-        places.find()
+        launchers.find()
 
 
 @pytest.mark.parametrize(
     "variables, place",
     [
-        (WORKER, Place("bpslaunch", 1, 2, 0, 1)),
-        ({**WORKER, **MACHINE, "DMLC_NUM_WORKER": "2"}, Place("bpslaunch", 3, 4, 1, 2)),
-        (MACHINE, Place("bpslaunch", 1, 2, 1, 2)),
-        ({**WORKER, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, Place("bpslaunch", 1, 2, 1, 2)),
+        (WORKER, WorkerRank("bpslaunch", 1, 2, 0, 1)),
+        ({**WORKER, **MACHINE, "DMLC_NUM_WORKER": "2"}, WorkerRank("bpslaunch", 3, 4, 1, 2)),
+        (MACHINE, WorkerRank("bpslaunch", 1, 2, 1, 2)),
+        (
+            {**WORKER, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+            WorkerRank("bpslaunch", 1, 2, 1, 2),
+        ),
         ({**WORKER, **torchrun(3, 4)}, None),
         ({**WORKER, "DMLC_ROLE": ""}, None),
         ({**WORKER, "DMLC_ROLE": "server"}, None),
@@ -150,12 +153,12 @@ def test_half_of_a_place_or_a_contradiction_is_refused(environ, variables, said)
 )
 def test_dmlc_variables_are_bpslaunchs_unless_it_started_torchrun(environ, variables, place):
     environ.update(variables)
-    assert places.of_bpslaunch() == place
+    assert launchers.of_bpslaunch() == place
 
 
 def found(variables):
     os.environ.update(variables)
-    return places.of_bpslaunch() or places.find()
+    return launchers.of_bpslaunch() or launchers.find()
 
 
 ADDRESS = {"MASTER_ADDR": "h", "MASTER_PORT": "5"}
@@ -179,7 +182,7 @@ _OF_STEP, _OF_JOB = 15000 + 101 * 7 + 2, 15000 + 101 * 7
     ],
 )
 def test_worker_0_listens_where_variables_say(environ, variables, address):
-    assert places.address(found(variables)) == address
+    assert launchers.address(found(variables)) == address
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_worker_0_listens_where_variables_say(environ, variables, address):
 def test_an_address_that_is_not_known_is_asked_for(environ, variables, said):
     said = f"^{said}, but the address of worker 0 is not known: set MASTER_ADDR and MASTER_PORT"
     with pytest.raises(env.ConfigurationError, match=said):
-        places.address(found(variables))
+        launchers.address(found(variables))
 
 
 @pytest.mark.parametrize(
@@ -212,14 +215,14 @@ def test_an_address_that_is_not_known_is_asked_for(environ, variables, said):
 )
 def test_the_first_host_of_a_list_of_slurms(environ, nodes, first):
     place = found(srun(1, 2, SLURM_STEP_NODELIST=nodes))
-    assert places.address(place)[0] == first
+    assert launchers.address(place)[0] == first
 
 
 @pytest.mark.parametrize("nodes", ["node[1-2", "a,,b", "a]b", ",", "a b"])
 def test_what_is_no_list_of_hosts_is_refused(environ, nodes):
     place = found(srun(1, 2, SLURM_STEP_NODELIST=nodes))
     with pytest.raises(env.ConfigurationError, match="^SLURM_STEP_NODELIST must be a list of host"):
-        places.address(place)
+        launchers.address(place)
 
 
 @pytest.mark.parametrize(
@@ -233,13 +236,13 @@ def test_what_is_no_list_of_hosts_is_refused(environ, nodes):
 def test_a_script_does_not_train_alone_among_variables_of_a_cluster(environ, variables, said):
     environ.update(variables)
     with pytest.raises(env.ConfigurationError, match=f"^{said}"):
-        places.require_alone()
+        launchers.require_alone()
 
 
 @pytest.mark.parametrize("variables", [sbatch(4), salloc(4), {"SLURM_NTASKS": "4"}])
 def test_a_script_that_srun_did_not_start_trains_alone_and_says_so(environ, logged, variables):
     environ.update(variables)
-    places.require_alone()
+    launchers.require_alone()
     assert "SLURM has 4 tasks for this job, but this process trains alone" in logged.text
 
 
@@ -248,7 +251,7 @@ def test_a_script_that_srun_did_not_start_trains_alone_and_says_so(environ, logg
 )
 def test_who_is_alone_by_right_says_nothing(environ, logged, variables):
     environ.update(variables)
-    places.require_alone()
+    launchers.require_alone()
     assert logged.text == ""
 
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from gluon_gc.launch.launcher import service
+from gluon_gc.launch.cli.tasks import service
 from gluon_gc.launch.leaving import ALONE
 from tests.mxnet.cluster.cluster import last_line, launch
 from tests.mxnet.cluster.jobs import forever

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from gluon_gc.launch.connection import Connection
-from gluon_gc.launch.returning import Door, come_back
-from gluon_gc.launch.session import Session, nonce
+from gluon_gc.launch.scheduler.connection import Connection
+from gluon_gc.launch.scheduler.protocol import Session, nonce
+from gluon_gc.launch.scheduler.reconnection import ReturnPort, come_back
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def sessions():
 
 
 class _Worker:
-    """The scheduler's end of a worker, with the methods that the door uses."""
+    """The scheduler's end of a worker, with the methods that the port uses."""
 
     def __init__(self, session, came):
         self._session, self._came = session, came
@@ -28,22 +28,24 @@ class _Worker:
     def session(self):
         return self._session
 
-    def let_in(self, reader, writer, received):
+    def reconnect(self, reader, writer, received):
         self._came.append(received)
         writer.write(b'{"received": 5}\n')
 
-    def lives(self, reader, writer):
+    def watch_life(self, reader, writer):
         self._lives = reader, writer  # otherwise the connection would be closed
 
 
 @pytest.fixture
 def door(sessions):
-    """Return an open door's port, and the list of received counts of reconnected workers."""
+    """Return an open port, and the list of received counts of reconnected workers."""
     came, opened, loop = [], threading.Event(), asyncio.new_event_loop()
     nodes = {"worker 0": _Worker(sessions[1], came)}
 
     async def serve():
-        came.append(await Door(nodes).open("127.0.0.1"))
+        port = ReturnPort(nodes)
+        await port.open("127.0.0.1")
+        came.append(port.number)
         opened.set()
 
     loop.create_task(serve())

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gluon_gc.launch.launcher import service
-from gluon_gc.launch.session import OtherSecretError, Session, nonce, plain, unsealed
+from gluon_gc.launch.cli.tasks import service
+from gluon_gc.launch.scheduler.protocol import OtherSecretError, Session, nonce, plain, unsealed
 from tests.mxnet.cluster.cluster import last_line
 
 

@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from gluon_gc.launch.launcher import service
-from gluon_gc.launch.progress import Progress
-from gluon_gc.launch.stall_watch import StallWatch
+from gluon_gc.launch.cli.tasks import service
+from gluon_gc.launch.scheduler.stalls import Progress, StallWatch
 from tests.mxnet.cluster.cluster import last_line
 
 SOON = 100  # seconds for all nodes to start and end under load

@@ -14,8 +14,8 @@ from gluon_gc.compression import (
     stream,
     users_of,
 )
-from gluon_gc.compression.ignored import ignored, warn_of_ignored
-from gluon_gc.compression.params import _warn_of_bias
+from gluon_gc.compression.known_keys import ignored, warn_of_ignored
+from gluon_gc.log import warn_once
 from gluon_gc.options import listed
 from tests.compressors import params_of
 
@@ -417,7 +417,7 @@ def test_with_a_seed_dithering_draws_on_the_aggregator_what_worker_0_draws():
 
 def test_dithering_with_a_seed_is_warned_of_once_if_the_sum_is_compressed(logged):
     params = {"compressor": "dithering", "k": 2}
-    _warn_of_bias.cache_clear()
+    warn_once.cache_clear()
     parse(params)
     parse({**params, "seed": 3, "exchange": "gather"})
     parse({"compressor": "blockwise", "stochastic": True, "seed": 3})

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from gluon_gc import env, variables, variables_of_launchers
+from gluon_gc import env
+from gluon_gc.env import variables
 
 WORKER = {
     "DMLC_ROLE": "worker",
@@ -14,7 +15,7 @@ WORKER = {
     "DMLC_NUM_SERVER": "1",
     "DMLC_WORKER_ID": "1",
 }
-VARIABLES = (*variables.TABLE, *variables_of_launchers.OF_LAUNCHERS)
+VARIABLES = (*variables.TABLE, *variables.OF_LAUNCHERS)
 
 
 @pytest.fixture

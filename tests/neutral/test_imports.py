@@ -19,7 +19,7 @@ FRAMEWORKS = ("mxnet", "torch", "horovod")
 FRONT_ENDS = {"mxnet": ("mxnet", "horovod"), "torch": ("torch",)}
 """The frameworks of each front end, by folder of gluon_gc."""
 
-FOR_ALL = {"env", "log", "variables", "variables_of_launchers", "version"}
+FOR_ALL = {"env", "log", "version"}
 LAYERS = {
     "agreement": set(),
     "algorithms": {"agreement", "compression", "kernels", "options", "plan"},
@@ -101,14 +101,14 @@ def test_each_neutral_module_has_a_layer():
         ("plan.py", "def late():\n    import torch"),
         ("kernels/codec.py", "from ..mxnet import operators"),
         ("kernels/codec.py", "from .. import mxnet"),
-        ("launch/launcher.py", "if True:\n    from gluon_gc.mxnet.server import main"),
+        ("launch/cli/launcher.py", "if True:\n    from gluon_gc.mxnet.server import main"),
         ("__init__.py", "from .mxnet.trainer import DistributedTrainer"),
         ("mxnet/kvstore/local.py", "import torch.distributed"),
         ("torch/codec.py", "from ..mxnet.codec import MessageCodec"),
         ("kernels/codec.py", "from ..compression import CompressionParams"),
         ("compression/params.py", "from .. import plan"),
         ("checkpoint/file.py", "from ..auto import probe"),
-        ("env/reading.py", "from .. import kernels"),
+        ("env/variables.py", "from .. import kernels"),
     ],
 )
 def test_an_import_upwards_is_found(file, source):
@@ -150,7 +150,7 @@ def library():
 
 
 def test_neutral_modules_are_imported_where_there_is_no_framework():
-    assert "gluon_gc.kernels.codec" in MODULES and "gluon_gc.launch.launcher" in MODULES
+    assert "gluon_gc.kernels.codec" in MODULES and "gluon_gc.launch.cli.launcher" in MODULES
     python(
         f"import sys\nfor name in {FRAMEWORKS}: sys.modules[name] = None\n"
         f"from importlib import import_module\nfor name in {MODULES}: import_module(name)"
@@ -181,7 +181,7 @@ def test_public_names_load_when_first_used():
         "before = 'mxnet' in sys.modules\n"
         "values = [getattr(bps, name) for name in bps.__all__]\n"
         "from gluon_gc import DistributedTrainer, Compression\n"
-        "from gluon_gc.mxnet import trainer\n"
+        "from gluon_gc.mxnet.trainer import trainer\n"
         "print(before, 'mxnet' in sys.modules, 'DistributedTrainer' in vars(bps),"
         " bps.DistributedTrainer is trainer.DistributedTrainer)"
     )
@@ -193,7 +193,8 @@ def test_the_front_end_of_mxnet_has_the_public_names_too():
     said = python(
         "import gluon_gc.mxnet as bps\n"
         "import gluon_gc\n"
-        "from gluon_gc.mxnet import DistributedTrainer, trainer\n"
+        "from gluon_gc.mxnet import DistributedTrainer\n"
+        "from gluon_gc.mxnet.trainer import trainer\n"
         "print(all(getattr(bps, name) is getattr(gluon_gc, name) for name in gluon_gc.__all__),"
         " bps.__all__ == gluon_gc.__all__, DistributedTrainer is trainer.DistributedTrainer,"
         " hasattr(bps, 'no_such_name'))"
@@ -202,7 +203,7 @@ def test_the_front_end_of_mxnet_has_the_public_names_too():
 
 
 def test_one_file_of_the_front_end_of_pytorch_knows_gloo():
-    sources = {path.name: path.read_text() for path in (PACKAGE / "torch").glob("*.py")}
+    sources = {path.name: path.read_text() for path in (PACKAGE / "torch").rglob("*.py")}
     knowing = {name for name, source in sources.items() if '"gloo"' in source or "_gloo(" in source}
     assert knowing == {"gloo.py"}
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc.compression import CompressionParams, registry
+from gluon_gc.log import warn_once
 from gluon_gc.plan import (
     Tensor,
-    _warn_of_no_compression,
     cut,
     facts,
     spread,
@@ -118,7 +118,7 @@ def test_servers_carry_even_bytes(loads, servers):
     ],
 )
 def test_a_compressor_that_compresses_nothing_is_told_once(logged, tensors, reason):
-    _warn_of_no_compression.cache_clear()
+    warn_once.cache_clear()
     for _ in range(2):
         warn_if_uncompressed(tensors, 1001)
     assert logged.text.count("but nothing is compressed: ") == bool(reason)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gluon_gc.torch import averager, staging
+from gluon_gc.torch import staging
+from gluon_gc.torch.optimizer import distributed
 
 
 def zeros(device):
@@ -12,7 +13,7 @@ def zeros(device):
 
 def test_gradients_on_several_devices_do_not_travel_together():
     a, b, c = zeros("cpu"), zeros("meta"), zeros("meta")
-    first, second = averager._buckets({"a": a, "b": b, "c": c}, set())
+    first, second = distributed._buckets({"a": a, "b": b, "c": c}, set())
     assert [id(one) for one in first] == [id(c), id(b)] and second[0] is a
 
 

@@ -3,21 +3,7 @@
 Importing this package registers the KVStores with MXNet.
 """
 
-from . import by_name
-from .plugin import (
-    CompressingKVStore,
-    GluonGCHorovod,
-    GluonGCLocal,
-    GluonGCMachine,
-    GluonGCParameterServer,
-)
+from . import plugin
+from .plugin import CompressingKVStore as CompressingKVStore
 
-__all__ = [
-    "CompressingKVStore",
-    "GluonGCHorovod",
-    "GluonGCLocal",
-    "GluonGCMachine",
-    "GluonGCParameterServer",
-]
-
-by_name.heed(__all__[1:])
+plugin.accept_names()

@@ -11,7 +11,7 @@ from ... import kernels
 from ...checkpoint import STREAM, Place
 from ...checkpoint.cutting import by_tensor, part
 from ...plan import Slice
-from ..exchange import States
+from ..exchange.exchange import States
 
 Arrays = Mapping[Place, np.ndarray]
 Layouts = List[kernels.Layout]
@@ -19,7 +19,6 @@ Layouts = List[kernels.Layout]
 
 
 def num_bytes(layouts: Layouts) -> int:
-    """The number of bytes of all arrays."""
     return sum(
         int(np.prod(shape)) * np.dtype(dtype).itemsize
         for layout in layouts
@@ -28,13 +27,7 @@ def num_bytes(layouts: Layouts) -> int:
 
 
 class Cutter:
-    """Concatenates the arrays of states, and cuts the bytes into pages.
-
-    Parameters
-    ----------
-    states : iterator of States
-        It is read lazily, one item at a time.
-    """
+    """Concatenates the arrays of states, and cuts the bytes into pages."""
 
     def __init__(self, states: Iterator[States]) -> None:
         self._arrays = (array for chunks in states for state in chunks for array in state.values())
@@ -57,18 +50,7 @@ class Cutter:
 
 
 class Joiner:
-    """Restores states from the pages of a `Cutter`.
-
-    Parameters
-    ----------
-    layouts : mapping
-        The layouts of the states by key, in the order in which the `Cutter` had the states.
-
-    Attributes
-    ----------
-    left : int
-        The number of bytes that `add` has not received yet.
-    """
+    """Restores states from the pages of a `Cutter`."""
 
     def __init__(self, layouts: Mapping[Hashable, Layouts]) -> None:
         self._layouts = iter(layouts.items())
@@ -135,10 +117,7 @@ def pack(arrays: Arrays) -> bytes:
 
 
 def unpack(data: bytes) -> Dict[Place, np.ndarray]:
-    """The arrays in the concatenated results of several `pack` calls.
-
-    Arrays of the same place, which are random streams of a tensor, are concatenated.
-    """
+    """The arrays in the joined results of several `pack` calls; random streams are concatenated."""
     arrays: Dict[Place, np.ndarray] = {}
     at = 0
     while at < len(data):

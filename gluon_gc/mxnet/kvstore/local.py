@@ -7,18 +7,14 @@ from typing import Sequence, Tuple
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ..channel import Channel
-from ..exchange import Exchange
-from ..gradient import Gradient
-from ..job import Job
-from ..sparse import SparseChannel
+from ..exchange.channel import Channel
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import Gradient, Job
+from ..exchange.sparse import SparseChannel
 
 
 class Local(Exchange):
-    """A cluster of one worker in one process: it compresses, aggregates and decompresses.
-
-    The results are bit-identical to those of one worker with one server.
-    """
+    """One worker that also aggregates, bit for bit like a worker with a server."""
 
     type = "local"
 

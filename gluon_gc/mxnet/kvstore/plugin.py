@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
+import mxnet as mx
 import numpy as np
+from mxnet.gluon import trainer
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from ...compression import CompressionParams, parse, warn_of_ignored
 from ...plan import Tensor
-from ..exchange import Exchange
-from ..gradient import legacy, params_for
-from ..job import Job
+from ..exchange.exchange import Exchange
+from ..exchange.gradient import Job, legacy, params_for
 from .horovod.backend import Horovod
 from .local import Local
 from .one_machine.backend import OneMachine
@@ -179,3 +180,22 @@ class GluonGCMachine(CompressingKVStore):
 
     def __init__(self) -> None:
         super().__init__(OneMachine.connected or OneMachine())
+
+
+STORES = (GluonGCHorovod, GluonGCLocal, GluonGCMachine, GluonGCParameterServer)
+
+
+def accept_names() -> None:
+    """Let gluon.Trainer create our stores by name, with mx.kv.create.
+
+    If parameters have one context, it ignores each name without "dist", even a registered one.
+    """
+    create = trainer._create_kvstore
+    names = [store.__name__.lower() for store in STORES]
+
+    def create_ours(kvstore: Any, *others: Any) -> Any:
+        if isinstance(kvstore, str) and kvstore.lower() in names:
+            kvstore = mx.kv.create(kvstore)
+        return create(kvstore, *others)
+
+    trainer._create_kvstore = create_ours

@@ -9,15 +9,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..algorithm_state import AlgorithmState
-from ..copies import Distributed
+from ..algorithms.state import AlgorithmState
+from ..ddp import compression_hook, local_gradients_hook
 from ..exchange import Exchange
-from ..hook import compression_hook
-from ..optimizer import DistributedOptimizer
-from ..optimizer_hooks import unwrapped
-from ..state import CompressionState
+from ..gradients.optimizer_hooks import unwrapped
+from ..gradients.state import CompressionState
+from ..optimizer.copies import Distributed
+from ..optimizer.distributed import DistributedOptimizer
 from ..state_dicts import StateDict, if_all_fit
-from .local_gradients import local_gradients_hook
 
 _SAVING = "save a checkpoint"
 
@@ -26,36 +25,6 @@ class AttachedCompression:
     """The compression of a model and an optimizer that a training tool has prepared.
 
     All workers create it together, and call its methods together.
-
-    Parameters
-    ----------
-    model : Module
-        It is in DistributedDataParallel (DDP).
-    optimizer : Optimizer, optional
-        The optimizer, or the tool's wrapper of it. None: the tool has several optimizers.
-    compression_params : dict, optional
-        See `CompressionState`.
-    algorithm : str or dict, optional
-        See `DistributedOptimizer`. With an algorithm, DDP averages no gradients.
-    grad_scaler : torch.amp.GradScaler, optional
-        See `CompressionState`. An algorithm does not use it.
-    gathers_everywhere : bool
-        Whether each worker's `state_dict` contains all workers' states, or only that of rank 0.
-    **options
-        overrides and on_nonfinite; see `CompressionState`.
-
-    Attributes
-    ----------
-    state : CompressionState or AlgorithmState
-        The state of this worker, for statistics.
-    model : DistributedDataParallel
-
-    Raises
-    ------
-    ValueError
-        The model is not in DistributedDataParallel, or an argument is wrong.
-    RuntimeError
-        The workers have different settings or parameters.
     """
 
     def __init__(
@@ -84,13 +53,8 @@ class AttachedCompression:
         else:
             if optimizer is None:
                 raise ValueError("an algorithm needs a training loop with one optimizer")
-            DistributedOptimizer(
-                optimizer,
-                named,
-                compression_params=compression_params,
-                algorithm=algorithm,
-                **options,
-            )
+            options = {"compression_params": compression_params, "algorithm": algorithm, **options}
+            DistributedOptimizer(optimizer, named, **options)
             self.state = inner.compression_state
             self._register(local_gradients_hook)
             if not self.model.static_graph:  # DDP cannot begin a static graph within no_sync
@@ -113,12 +77,11 @@ class AttachedCompression:
             raise
 
     @property
-    def _meeting(self) -> Exchange:
+    def _exchange(self) -> Exchange:
         state = self.state
         return state.exchange if isinstance(state, CompressionState) else state.rounds.meeting
 
     def is_of(self, model: torch.nn.Module) -> bool:
-        """Return whether this is the compression of a model that the tool has prepared."""
         return _in_ddp(model) is self.model
 
     def is_of_optimizer(self, optimizer: Optimizer) -> bool:
@@ -126,7 +89,6 @@ class AttachedCompression:
         return unwrapped(optimizer) is self._optimizer
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, from 0, for compressors with a warm-up such as dgc."""
         self.state.set_epoch(epoch)
 
     def state_dict(self) -> Dict[str, Any]:
@@ -134,8 +96,8 @@ class AttachedCompression:
 
         Other workers get an empty dict, unless `gathers_everywhere`.
         """
-        own, meeting = self.state.state_dict(), self._meeting
-        gather = meeting.gather_objects if self._everywhere else meeting.gather_to_first
+        own, exchange = self.state.state_dict(), self._exchange
+        gather = exchange.gather_objects if self._everywhere else exchange.gather_to_first
         workers = gather(own, _SAVING)
         return {} if workers is None else {"workers": workers}
 
@@ -152,7 +114,7 @@ class AttachedCompression:
 
         If `read` fails on one worker, all workers raise an error.
         """
-        self.state.load_state_dict(if_all_fit(self._meeting.gather_objects, read))
+        self.state.load_state_dict(if_all_fit(self._exchange.gather_objects, read))
 
     def close(self) -> None:
         """Stop the threads. The model cannot be trained any more."""

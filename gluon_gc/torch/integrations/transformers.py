@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from ...log import logger
-from ..broadcasts import broadcast_object
+from ..byteps.broadcasts import broadcast_object
 from ..state_dicts import StateDict
 from .attached import AttachedCompression
 

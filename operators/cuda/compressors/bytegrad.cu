@@ -1,8 +1,8 @@
 // bytegrad on the GPU: q = round((p - lo) / (hi - lo) * 255), D(p) = lo + q (hi - lo) / 255, lo = min p, hi = max p.
 //
-// ByteGrad of Bagua: Gan et al. 2021. core/compressors/bytegrad.cpp describes the payload, the memory and the bytes an
-// element. compress is two launches: the first finds lo and hi.
-#include "core/compressors/bytegrad_format.h"
+// ByteGrad of Bagua: Gan et al. 2021. core/compressors/bytegrad/bytegrad.cpp describes the payload, the memory and the
+// bytes an element. compress is two launches: the first finds lo and hi.
+#include "core/compressors/bytegrad/format.h"
 #include "cuda/bytes.cuh"
 #include "cuda/correction.cuh"
 #include "cuda/decoding.cuh"
@@ -67,7 +67,7 @@ __device__ inline Extremes<T> extremes_of(const T* ranges, Size count) {
   return extremes;
 }
 
-// Converts elements to step numbers and back, as Steps of core/compressors/bytegrad_steps.h.
+// Converts elements to step numbers and back, as Steps of core/compressors/bytegrad/steps.h.
 template <typename T>
 struct Steps : StepSizes<T> {
   __device__ explicit Steps(const Range<T>& range) : StepSizes<T>(range), low(range.low), high(range.high) {}

@@ -1,8 +1,8 @@
-// Writes the payloads of topk and dgc (core/compressors/sparse_format.h), and sums them: one launch to begin the sum,
+// Writes the payloads of topk and dgc (core/compressors/sparse/format.h), and sums them: one launch to begin the sum,
 // and one for each payload.
 #pragma once
 
-#include "core/compressors/sparse_format.h"
+#include "core/compressors/sparse/format.h"
 #include "cuda/bytes.cuh"
 #include "cuda/grid.cuh"
 #include "cuda/half.cuh"

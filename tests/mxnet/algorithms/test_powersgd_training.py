@@ -7,7 +7,7 @@ import pytest
 
 from gluon_gc import checkpoint
 from gluon_gc.checkpoint import Place
-from gluon_gc.mxnet.framework import MXNet
+from gluon_gc.mxnet.algorithms.algorithm import MXNet
 from tests.mxnet.cluster.jobs import backward, gradients, make
 from tests.mxnet.states.test_states import write
 

@@ -7,9 +7,9 @@ import pytest
 import gluon_gc as bps
 from gluon_gc.auto.choice import Topology
 from gluon_gc.compression import parse
-from gluon_gc.mxnet import probe
-from gluon_gc.mxnet.automatic import saved_compressions
 from gluon_gc.mxnet.kvstore.local import Local
+from gluon_gc.mxnet.trainer import automatic as probe
+from gluon_gc.mxnet.trainer.automatic import saved_compressions
 from tests.mxnet.cluster.jobs import backward, gradients
 
 SHAPES = [(40, 5), (7,), (30, 10)]

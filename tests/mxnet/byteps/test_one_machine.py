@@ -21,7 +21,8 @@ with mx.autograd.record():
 loss.backward()
 trainer.step(1)
 places = bps.rank(), bps.size(), bps.local_rank(), bps.local_size()
-print(bps.mxnet.runtime.default_exchange().type, *places, set(weight.data().asnumpy().tolist()))
+from gluon_gc.mxnet.byteps.runtime import default_exchange
+print(default_exchange().type, *places, set(weight.data().asnumpy().tolist()))
 bps.shutdown()
 """
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Union
 
 import pytest
 
-from gluon_gc.launch.launcher import service
+from gluon_gc.launch.cli.tasks import service
 from tests.mxnet.cluster.nursery import Forked, Nursery, die_with_parent
 from tests.processes import clean_environ, free_port
 
@@ -98,7 +98,8 @@ class Cluster:
     ) -> None:
         """Start a node without a framework. It only joins the cluster, and has a `lifeline`."""
         code = (
-            "import os, time\nfrom gluon_gc import env\nfrom gluon_gc.launch.joining import join\n"
+            "import os, time\nfrom gluon_gc import env\n"
+            "from gluon_gc.launch.scheduler.lifeline import join\n"
             f"lifeline = join(env.cluster('{role}'), 60, '{framework}', ('host', 1))\n"
             f"print('joined', lifeline.store, flush=True)\n{script}"
         )

@@ -160,7 +160,7 @@ def _become(about: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for name in ("kvstore", "server", "trainer"):
+    for name in ("kvstore", "server", "trainer.trainer"):
         import_module(f"gluon_gc.mxnet.{name}")
     import_module("tests.mxnet.exchange.test_two_way")  # and what most jobs' modules import
     gc.freeze()  # a child need not look at MXNet's objects, and copy their pages, when it ends

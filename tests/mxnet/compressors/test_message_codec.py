@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, registry
-from gluon_gc.mxnet import operators
-from gluon_gc.mxnet.channel import Channel
-from gluon_gc.mxnet.codec import MessageCodec, Part
-from gluon_gc.mxnet.gradient import Gradient
-from gluon_gc.mxnet.job import Job
+from gluon_gc.mxnet.engine import operators
+from gluon_gc.mxnet.exchange.channel import Channel
+from gluon_gc.mxnet.exchange.codec import MessageCodec, Part
+from gluon_gc.mxnet.exchange.gradient import Gradient, Job
 from gluon_gc.plan import Tensor, cut, working_dtype
 from tests.neutral.compressors.cases import RATIOS, START, each_compressor, options_of
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc.mxnet.momentum import Momentum
+from gluon_gc.mxnet.trainer.momentum import Momentum
 
 EXACT = {"compressor": "topk", "k": 10**9, "ef": "vanilla", "momentum": "nesterov"}
 # These numbers are exact in MXNet's float32 options, so float64 can be compared to its own eps.

@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from gluon_gc import kernels
-from gluon_gc.mxnet import operators
+from gluon_gc.mxnet.engine import operators
 
 SCALE = 1 / 3
 

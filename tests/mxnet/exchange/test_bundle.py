@@ -6,8 +6,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_gc.mxnet.kvstore.horovod.bundle import Bundle, Packed, repeated
-from gluon_gc.mxnet.operators import MessageRows
+from gluon_gc.mxnet.engine.operators import MessageRows
+from gluon_gc.mxnet.kvstore.horovod.message_groups import Bundle, repeated
+from gluon_gc.mxnet.kvstore.horovod.process_set import Packed
 
 FIXED, VARYING = ((5, None),), ((3, None), (20, 2))
 """Two messages: 5 bytes; and 3 bytes with up to 20 more, where the message has their number."""

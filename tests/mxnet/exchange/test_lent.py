@@ -7,12 +7,12 @@ import time
 import mxnet as mx
 import numpy as np
 
-from gluon_gc.mxnet.lent import lent
+from gluon_gc.mxnet.engine.memory import as_ndarray as lent
 
 OUTLIVES = """
 import json, sys
 import numpy as np, mxnet as mx
-from gluon_gc.mxnet.lent import lent
+from gluon_gc.mxnet.engine.memory import as_ndarray as lent
 json.kept = lent(np.zeros(3))  # json was imported first, and is cleared after all that MXNet has
 """
 

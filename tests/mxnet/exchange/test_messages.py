@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc.compression import CompressionParams, registry
-from gluon_gc.mxnet.kvstore.parameter_server.keys import KeyAllocator
-from gluon_gc.mxnet.messages import in_messages
+from gluon_gc.mxnet.exchange.channels import in_messages
+from gluon_gc.mxnet.kvstore.parameter_server.servers import KeyAllocator
 from gluon_gc.plan import SMALL_BYTES, Tensor, cut, spread
 from tests.neutral.test_plan import ONEBIT, tensors
 

@@ -6,8 +6,8 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc.compression import parse
-from gluon_gc.mxnet.codec import Part
-from gluon_gc.mxnet.rows_codec import RowsCodec
+from gluon_gc.mxnet.exchange.codec import Part
+from gluon_gc.mxnet.exchange.rows_codec import RowsCodec
 from tests.mxnet.cluster.jobs import assert_same_on_all_workers
 from tests.mxnet.cluster.standing import on_workers
 

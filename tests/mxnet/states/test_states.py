@@ -14,7 +14,7 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc import checkpoint
-from gluon_gc.mxnet import tensor_states
+from gluon_gc.mxnet.state import tensor_states
 from tests.mxnet.cluster.jobs import backward, gradients, make, train
 
 SHAPES = [(40, 3), (7,)]

@@ -11,6 +11,7 @@ import pytest
 from mxnet.gluon import Parameter
 
 import gluon_gc as bps
+from gluon_gc.mxnet.engine.operators import KEPT_SPANS
 from gluon_gc.mxnet.kvstore import CompressingKVStore
 from gluon_gc.mxnet.kvstore.local import Local
 from gluon_gc.mxnet.operators import KEPT_SPANS

@@ -7,8 +7,10 @@ from mxnet.contrib import amp
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 import gluon_gc as bps
-from gluon_gc.mxnet import operators, push_pull, runtime, tensor_states
-from gluon_gc.mxnet.runtime import create_exchange
+from gluon_gc.mxnet.byteps import push_pull, runtime
+from gluon_gc.mxnet.byteps.runtime import create_exchange
+from gluon_gc.mxnet.engine import operators
+from gluon_gc.mxnet.state import tensor_states
 from tests.compressors import COMPRESSORS
 from tests.mxnet.cluster.cluster import start_cluster
 from tests.mxnet.cluster.jobs import backward, make, parameters

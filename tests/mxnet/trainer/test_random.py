@@ -39,7 +39,7 @@ def said(script, **variables):
 
 
 @pytest.mark.parametrize(
-    "before", ["import gluon_gc", "import mxnet, gluon_gc", "import gluon_gc.mxnet.trainer"]
+    "before", ["import gluon_gc", "import mxnet, gluon_gc", "import gluon_gc.mxnet.trainer.trainer"]
 )
 def test_to_import_gluon_gc_changes_nothing(before):
     assert said(f"{before}\n{DRAW}") == said(DRAW)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from gluon_gc.launch.launcher import service
+from gluon_gc.launch.cli.tasks import service
 from tests.mxnet.cluster.cluster import TIMEOUT, Cluster, last_line
 from tests.mxnet.exchange.test_two_way import steps
 from tests.processes import clean_environ

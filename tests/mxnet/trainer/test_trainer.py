@@ -10,7 +10,7 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 
 import gluon_gc as bps
-from gluon_gc.mxnet import runtime
+from gluon_gc.mxnet.byteps import runtime
 from tests.mxnet.cluster.jobs import backward, gradients, make, train
 
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}

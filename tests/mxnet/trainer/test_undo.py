@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gluon_gc as bps
-from gluon_gc.mxnet import tensor_states
+from gluon_gc.mxnet.state import tensor_states
 from tests.compressors import COMPRESSORS
 from tests.mxnet.cluster.jobs import backward, gradients, gradients_of, make, parameters
 from tests.mxnet.cluster.standing import on_each_engine, run, run_machine

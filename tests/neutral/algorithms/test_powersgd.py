@@ -208,7 +208,7 @@ def test_residuals_start_from_zero_after_a_round_that_fails(failing, monkeypatch
 
 def test_arrays_elsewhere_than_in_host_memory_use_the_frameworks_products():
     class Device(Worker):
-        framework = type("Device", (algorithms.framework.NumPy,), {})()
+        framework = type("Device", (NumPy,), {})()
         framework.in_host_memory = lambda array: False
 
     results = [trained(powersgd(2), 2, 4, kind)[0] for kind in (Worker, Device)]

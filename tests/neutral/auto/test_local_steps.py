@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 from gluon_gc import algorithms
 from gluon_gc.algorithms.onebit_adam import OneBitAdam
 from gluon_gc.algorithms.requirements import require_fitting_compression
-from gluon_gc.auto import step_clock
+from gluon_gc.auto import local_steps
 from gluon_gc.auto.algorithm import Decision
 from gluon_gc.auto.choice import Link, Measured, Topology, Way
-from gluon_gc.auto.local_steps import AutomaticLocalSteps
-from gluon_gc.auto.rounds import LEAST, MOST, SHARE, choose, seconds_of_round
+from gluon_gc.auto.local_steps import (
+    LEAST,
+    MOST,
+    SHARE,
+    AutomaticLocalSteps,
+    choose,
+    seconds_of_round,
+)
 from gluon_gc.auto.speed import Speed
 from gluon_gc.compression import candidates, parse
 from gluon_gc.plan import Tensor
@@ -174,7 +180,7 @@ def test_where_nothing_is_sent_nothing_is_compressed_and_h_stays():
 
 def test_the_time_of_a_step_is_the_median_of_five(monkeypatch):
     times = iter([0.0, 1.0, 2.0, 3.0, 103.0, 104.0])
-    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(local_steps.time, "perf_counter", lambda: next(times))
     chooser = automatic({"w": AUTO})
     calls = itertools.takewhile(lambda call: not chooser.due(), itertools.count(1))
     assert list(calls) == [1, 2, 3, 4, 5, 6]

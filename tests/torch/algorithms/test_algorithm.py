@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import gluon_gc.torch as bps
 from gluon_gc.algorithms.base import Algorithm, Round, register, registry
-from gluon_gc.auto.step_clock import StepClock
+from gluon_gc.auto.local_steps import StepClock
 from gluon_gc.compression import parse
 from gluon_gc.options import whole
 from tests import replay

@@ -16,7 +16,7 @@ import gluon_gc.torch as bps
 from gluon_gc.algorithms import parse, powersgd
 from gluon_gc.algorithms.powersgd import random_row
 from gluon_gc.auto.algorithm import Decision
-from gluon_gc.torch.framework import PyTorch
+from gluon_gc.torch.algorithms.rounds import PyTorch
 from tests.algorithm_replay import PowerSGDReplay
 from tests.torch.algorithms.test_algorithm import ONEBIT, loaded, saved
 from tests.torch.common import (

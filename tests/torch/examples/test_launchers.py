@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gluon_gc.launch import ps_lite
+from gluon_gc.launch.scheduler import ps_lite
 from tests.processes import clean_environ, free_port
 
 torch = pytest.importorskip("torch")

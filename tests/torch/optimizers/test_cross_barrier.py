@@ -14,8 +14,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
 import gluon_gc.torch as bps
-from gluon_gc.torch import averager, pace
-from gluon_gc.torch.cross_barrier import CrossBarrier
+from gluon_gc.torch.cross_barrier import CrossBarrier, Overlap, reordered
 from tests.torch.common import (
     ONEBIT,
     TOPK,
@@ -39,17 +38,18 @@ OPTIMIZERS = {
     "rmsprop": lambda groups: RMSprop(groups, lr=0.01, momentum=0.5, centered=True),
 }
 
-small_buckets = mock.patch.object(averager, "_BUCKET_BYTES", 4000)  # about one layer
+# About one layer.
+small_buckets = mock.patch("gluon_gc.torch.optimizer.distributed._BUCKET_BYTES", 4000)
 
 
 @contextmanager
-def paced(share):
+def overlapping(share):
     """In the block, this share of the averages finishes in the order of backward."""
-    before, pace.Pace.share = pace.Pace.share, lambda self: share
+    before, Overlap.share = Overlap.share, lambda self: share
     try:
         yield
     finally:
-        pace.Pace.share = before
+        Overlap.share = before
 
 
 def cross_barrier(net, optimizer, params=None):
@@ -107,7 +107,7 @@ def trained_with(make, kind, params, passes=1, steps=7, schedules_first=False):
 @on_workers(2)
 @small_buckets
 def test_cross_barrier_gives_the_same_bits():
-    with paced(0.5):
+    with overlapping(0.5):
         for kind, params in (
             *((kind, None) for kind in OPTIMIZERS),
             *itertools.product(("momentum", "adam", "rmsprop"), (bps.Compression.fp16, EF)),
@@ -132,7 +132,7 @@ def test_cross_barrier_gives_the_same_bits():
 @small_buckets
 def test_a_forward_waits_for_its_own_parameters():
     for share in (1.0, 0.0):
-        with paced(share):
+        with overlapping(share):
             net = Net()
             optimizer, seen = cross_barrier(net, sgd(net)), []
             note = functools.partial(_note, optimizer, seen)
@@ -405,4 +405,4 @@ def test_arguments_of_cross_barrier_are_checked():
     "share, expected", [(1.0, "dcba"), (0.6, "dcab"), (0.5, "dcab"), (0.1, "dabc"), (0.0, "abcd")]
 )
 def test_averages_that_backward_does_not_hide_come_in_the_order_of_forward(share, expected):
-    assert "".join(pace.reordered("dcba", [4, 4, 2, 2], share)) == expected
+    assert "".join(reordered("dcba", [4, 4, 2, 2], share)) == expected

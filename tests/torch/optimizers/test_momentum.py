@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gluon_gc.torch.momentum import Momentum, momentum_of  # noqa: E402
-from gluon_gc.torch.settings import chosen_params  # noqa: E402
+from gluon_gc.torch.gradients.momentum import Momentum, momentum_of  # noqa: E402
+from gluon_gc.torch.gradients.settings import chosen_params  # noqa: E402
 from tests.torch.common import logged  # noqa: E402
 
 MU, STEPS = 0.875, 5

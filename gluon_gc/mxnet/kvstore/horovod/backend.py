@@ -30,34 +30,20 @@ from ....auto.choice import Topology
 from ....checkpoint import Place
 from ....env import Cluster
 from ....launch.leaving import ending
-from ....launch.progress import Progress
-from ....launch.stall_watch import StallWatch
+from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Slice
-from ...channel import Channel
-from ...gradient import Gradient
-from ...job import Job
-from ...sparse import SparseChannel, summed
+from ...exchange.channel import Channel
+from ...exchange.gradient import Gradient, Job
+from ...exchange.sparse import SparseChannel, summed
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
-from . import bundle, hvd
+from . import message_groups
 from .message_groups import Gathered, Group, KnownGroups, TwoWay
-from .process_set import ProcessSet, nodes_of
+from .process_set import ProcessSet, load, nodes_of
 
 
 class Horovod(HierarchicalExchange):
-    """Exchanges compressed gradients through Horovod, in a job of horovodrun or mpirun.
-
-    Raises
-    ------
-    ImportError
-        Horovod is not installed, or was built without MXNet.
-    ConfigurationError
-        Nodes have different numbers of workers, or a node spans several hosts.
-    ConnectionError
-        The workers of a node cannot share memory.
-    RuntimeError
-        Workers differ in version or settings, or this process is connected already.
-    """
+    """Exchanges compressed gradients through Horovod, in a job of horovodrun or mpirun."""
 
     type = "horovod"
     spreads_aggregators = True
@@ -68,11 +54,11 @@ class Horovod(HierarchicalExchange):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is already connected to Horovod")
-        self._hvd = hvd.load()
+        self._hvd = load()
         env.prepare_horovod()
         # If process sets are dynamic, Horovod asks all workers for new ones in each cycle.
         self._hvd.init(process_sets="dynamic" if env.several_on_some_nodes() else None)
-        ending().concerns(
+        ending().set_backend(
             self
         )  # after Horovod's exit handler is registered, so that ours runs first
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
@@ -87,7 +73,7 @@ class Horovod(HierarchicalExchange):
         self._threads = env.server_threads()
         self._keys: Dict[Channel, int] = {}
         self._new_keys = itertools.count()
-        self._owner_of: Dict[Channel, int] = {}  # the owner's place in the message's process set
+        self._owner_of: Dict[Channel, int] = {}  # the owner's rank in the message's process set
         # Horovod refuses a name that is still in use. Each channel has one array for its sums, so
         # MXNet's engine finishes one sum before it begins the next.
         self._summed: Dict[Channel, NDArray] = {}
@@ -99,7 +85,6 @@ class Horovod(HierarchicalExchange):
         self.agree("init")
 
     def close(self) -> None:
-        """Wait until all workers call this, and disconnect. No exchange is possible afterwards."""
         if self.connected is not None:
             Horovod.connected = None
             mx.nd.waitall()
@@ -107,7 +92,7 @@ class Horovod(HierarchicalExchange):
             with self._progress.waiting():
                 self._hvd.shutdown()
             self._stall_watch.end()
-            ending().concerns(None)
+            ending().set_backend(None)
 
     def abandon(self, why: str) -> None:
         """Disconnect at once. horovodrun ends the other workers after this process has ended."""
@@ -132,7 +117,9 @@ class Horovod(HierarchicalExchange):
     def _open(self, channels: Sequence[Channel]) -> None:
         self._open_shared(channels)
         for process_set, inside in self._by_process_set(channels):
-            for group in bundle.groups([channel for channel in inside if channel.aggregated]):
+            for group in message_groups.groups(
+                [channel for channel in inside if channel.aggregated]
+            ):
                 loads = [channel.message_bytes for channel in group]
                 self._owner_of.update(zip(group, plan.spread(loads, process_set.size)))
         for channel in channels:
@@ -140,9 +127,9 @@ class Horovod(HierarchicalExchange):
             self._keys[channel] = next(self._new_keys)
             process_set = self._process_set(channel)
             if channel.aggregated:
-                if self._owner_of[channel] == process_set.place:
+                if self._owner_of[channel] == process_set.rank:
                     self._aggregators[channel] = self._aggregator(channel)
-            elif not channel.gathered and process_set.place >= 0:
+            elif not channel.gathered and process_set.rank >= 0:
                 values = channel.message_bytes // np.dtype(channel.dtype).itemsize
                 self._summed[channel] = mx.nd.zeros(values, dtype=channel.dtype)
 
@@ -163,11 +150,10 @@ class Horovod(HierarchicalExchange):
 
     def _on_machine(self) -> Cluster:
         name, (number, nodes) = self.bytes_of_root(os.urandom(16)).hex(), self._machine
-        place = dict(worker_id=number, local_rank=self.local_rank, local_size=self.local_size)
-        return Cluster("worker", name, root_port=0, num_worker=nodes, num_server=1, **place)
+        worker = dict(worker_id=number, local_rank=self.local_rank, local_size=self.local_size)
+        return Cluster("worker", name, root_port=0, num_worker=nodes, num_server=1, **worker)
 
     def _process_set(self, channel: Channel) -> ProcessSet:
-        """The workers that exchange a channel's messages."""
         if channel in self._shared:
             return self._across[self._shared[channel].owner]
         return self._everybody
@@ -175,13 +161,11 @@ class Horovod(HierarchicalExchange):
     def _by_process_set(
         self, channels: Iterable[Channel]
     ) -> Iterator[Tuple[ProcessSet, List[Channel]]]:
-        """The channels of each process set."""
         for process_set in (self._everybody, *self._across):
             inside = [c for c in channels if self._process_set(c) is process_set]
             yield process_set, inside
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays of any dtype with rank `root_rank`'s arrays, bit for bit."""
         for array, number in zip(arrays, self._broadcasts):
             host = array.as_in_context(mx.cpu())  # no copy if the array is on the CPU
             self._everybody.broadcast(host, root_rank, f"broadcast.{number}")
@@ -220,9 +204,13 @@ class Horovod(HierarchicalExchange):
 
         def make(number: int) -> List[Group]:
             groups: List[Group] = []
-            for part in bundle.groups([channel for channel in channels if channel.aggregated]):
+            for part in message_groups.groups(
+                [channel for channel in channels if channel.aggregated]
+            ):
                 groups.append(self._two_way(process_set, part, f"{number}.{len(groups)}"))
-            for part in bundle.groups([channel for channel in channels if channel.gathered]):
+            for part in message_groups.groups(
+                [channel for channel in channels if channel.gathered]
+            ):
                 groups.append(Gathered(process_set, part, f"{number}.{len(groups)}"))
             return groups
 
@@ -259,7 +247,7 @@ class Horovod(HierarchicalExchange):
     ) -> Dict[Channel, NDArray]:
         """Queue the allreduces of uncompressed values. Returns the arrays with the sums."""
         sums = {channel: sent[channel] for channel in channels if channel in self._summed}
-        for group in bundle.by_dtype(list(sums)):
+        for group in message_groups.by_dtype(list(sums)):
             arrays = [sums[channel] for channel in group]
             process_set.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
         return sums

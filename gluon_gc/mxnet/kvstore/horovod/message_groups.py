@@ -1,46 +1,150 @@
-"""Groups of messages that share Horovod's collectives.
+"""Groups of messages that share Horovod's collectives, because each collective costs a cycle.
 
-All methods are asynchronous: they queue operations on MXNet's engine and return at once.
+Members of a process set are the workers that take part in a collective. This worker is one of them.
+The methods are asynchronous: they queue operations on MXNet's engine and return at once.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from typing import Callable, List, Mapping, Sequence, Tuple, Union
+from typing import Callable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 
-from ...channel import Channel
-from ...codec import MessageCodec
-from .alltoall import Alltoall, Spread
-from .bundle import Bundle
-from .process_set import ProcessSet
+from ...engine import operators
+from ...engine.operators import MessageRows
+from ...exchange.channel import Channel
+from ...exchange.codec import MessageCodec
+from .process_set import Packed, ProcessSet
 
 Messages = Mapping[Channel, NDArray]
 _KNOWN_SETS = 16  # sets of messages whose groups are kept
+_VALUES = 16 * 2**20  # bytes of uncompressed values in a collective, at most
+_LEAST = 256 * 2**10  # bytes that a collective sends; it may exceed _VALUES to reach them
+
+Parts = Tuple[Tuple[int, Optional[int]], ...]
+"""The parts of a message, as in `MessageRows`."""
+
+
+def groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
+    """Split messages into groups of neighbours, each for one collective.
+
+    A group has at most _VALUES bytes of values, or more if it would send less than _LEAST bytes.
+    """
+    group: List[Channel] = []
+    values = sent_bytes = 0
+    for channel in channels:
+        size = channel.size * np.dtype(channel.dtype).itemsize
+        if group and values + size > _VALUES and sent_bytes >= _LEAST:
+            yield group
+            group, values, sent_bytes = [], 0, 0
+        group.append(channel)
+        values += size
+        sent_bytes += channel.message_bytes
+    if group:
+        yield group
+
+
+def by_dtype(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
+    """As `groups`, but all messages of a group have one dtype."""
+    for dtype in sorted({channel.dtype for channel in channels}):
+        yield from groups([channel for channel in channels if channel.dtype == dtype])
+
+
+def nothing(members: int) -> Packed:
+    return Packed(mx.nd.zeros(1, dtype="uint8"), mx.nd.zeros(members, dtype="int32"))
+
+
+class Bundle:
+    """Packs the messages of channels. Only used bytes travel, if payloads are often not full."""
+
+    def __init__(self, channels: Sequence[Channel]) -> None:
+        self.channels = list(channels)
+        parts = [_parts(channel) for channel in channels]
+        self.room = sum(most for message in parts for most, _ in message)
+        self.varies = any(at is not None for message in parts for _, at in message)
+        listed = MessageRows(tuple(part for message in parts for part in message)).listed()
+        counts = operators.listed(len(message) for message in parts)
+        self._layout = {**listed, "counts": counts}  # attributes of the operators
+
+    def pack(self, messages: Sequence[NDArray], shares: Sequence[int]) -> Packed:
+        """Pack one message of each channel. Member i gets the next `shares[i]` messages."""
+        if not self.channels:
+            return nothing(len(shares))
+        shared = operators.listed(shares)
+        return Packed(*operators.call("bundle", messages, **self._layout, shares=shared))
+
+    def unpack(self, packed: Packed, count: int) -> List[NDArray]:
+        """The `count` messages of each channel, uint8, shape (count, payload_bytes).
+
+        `packed` has the first message of each channel, then the second of each, and so on.
+        """
+        if not self.channels:
+            return []
+        messages = operators.call("unbundle", packed, **self._layout, count=count)
+        return messages if isinstance(messages, list) else [messages]
+
+
+def _parts(channel: Channel) -> Parts:
+    """The parts of a channel's messages. Payloads that are nearly always full travel whole."""
+    rows = channel.codec.rows()
+    return tuple((most, None) for most, _ in rows.parts) if rows.in_one else rows.parts
+
+
+def repeated(packed: Packed, members: int) -> Packed:
+    """All bytes of `packed` for each of this number of members."""
+    return Packed(*operators.call("repeat", packed, copies=members))
+
+
+class Alltoall:
+    """Sends different bytes to each member. Horovod refuses a name that is still in use.
+
+    All calls receive into the same arrays, so MXNet's engine finishes one exchange and its readers
+    before it begins the next.
+    """
+
+    def __init__(self, process_set: ProcessSet, room: int, name: str) -> None:
+        self._process_set, self._name = process_set, name
+        data = mx.nd.empty(max(1, room), dtype="uint8")
+        self._received = Packed(data, mx.nd.empty(process_set.size, dtype="int32"))
+
+    def __call__(self, packed: Packed) -> Packed:
+        """Queue the exchange. Returns the bytes from each member, valid until the next call."""
+        self._process_set.exchange(packed, self._received, self._name)
+        return self._received
+
+
+class ToAll:
+    """Sends the bundle of each member to all members.
+
+    If the sizes are known in advance, it is an all-gather. The members then form a ring: each one
+    sends to one neighbour only, so transfers do not compete for a link. Otherwise it is an
+    alltoall.
+    """
+
+    def __init__(self, process_set: ProcessSet, bundles: Sequence[Bundle], name: str) -> None:
+        self._process_set, self._name = process_set, name
+        sizes = [bundle.room for bundle in bundles]
+        self._known = all(sizes) and not any(bundle.varies for bundle in bundles)
+        if self._known:
+            data = mx.nd.empty(sum(sizes), dtype="uint8")
+            self._received = Packed(data, mx.nd.array(sizes, dtype="int32"))
+        else:
+            self._alltoall = Alltoall(process_set, sum(sizes), name)
+
+    def __call__(self, packed: Packed) -> Packed:
+        """Queue the exchange of this member's bundle. Returns all bundles in the members' order."""
+        if not self._known:
+            return self._alltoall(repeated(packed, self._process_set.size))
+        self._process_set.all_gather(packed.data, self._received.data, self._name)
+        return self._received
 
 
 class TwoWay:
-    """A group of messages with a two-way exchange.
-
-    Each message has an owner among the members. The members send their payloads to the owner. It
-    aggregates them, and sends the payload of the sum to all members.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The members. This worker is one of them.
-    channels : sequence of Channel
-    owners : mapping
-        For each channel, the place of its owner in the process set.
-    aggregators : mapping
-        The aggregators of the channels that this worker owns.
-    threads : int
-        The number of threads of each aggregator.
-    name : str
-        The name of the group: unique, and the same on all members.
-    """
+    """Messages that go to their owners, which send the aggregated ones to all members."""
 
     def __init__(
         self,
@@ -56,14 +160,13 @@ class TwoWay:
         self._shares = [len(part) for part in owned]
         self._all = Bundle([channel for part in owned for channel in part])
         bundles = [Bundle(part) for part in owned]
-        self._owned = bundles[process_set.place]
-        self._aggregators = [aggregators[channel] for channel in owned[process_set.place]]
+        self._owned = bundles[process_set.rank]
+        self._aggregators = [aggregators[channel] for channel in owned[process_set.rank]]
         room = self._size * self._owned.room
         self._to_owners = Alltoall(process_set, room, f"to_owners.{name}")
-        self._to_all = Spread(process_set, bundles, f"to_all.{name}")
+        self._to_all = ToAll(process_set, bundles, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
-        """Send the messages to their owners."""
         sent = [messages[channel] for channel in self._all.channels]
         self._received = self._to_owners(self._all.pack(sent, self._shares))
 
@@ -77,28 +180,17 @@ class TwoWay:
         self._answers = self._to_all(self._owned.pack(sums, [len(sums)]))
 
     def receive(self) -> Messages:
-        """The aggregated message of each channel."""
         return dict(zip(self._all.channels, self._all.unpack(self._answers, 1)))
 
 
 class Gathered:
-    """A group of messages with a gather exchange: each message goes to all members.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The members. This worker is one of them.
-    channels : sequence of Channel
-    name : str
-        The name of the group: unique, and the same on all members.
-    """
+    """A group of messages with a gather exchange: each message goes to all members."""
 
     def __init__(self, process_set: ProcessSet, channels: Sequence[Channel], name: str) -> None:
         self._size, self._bundle = process_set.size, Bundle(channels)
-        self._to_all = Spread(process_set, [self._bundle] * process_set.size, f"to_all.{name}")
+        self._to_all = ToAll(process_set, [self._bundle] * process_set.size, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
-        """Send the messages to all members."""
         sent = [messages[channel] for channel in self._bundle.channels]
         self._received = self._to_all(self._bundle.pack(sent, [len(sent)]))
 
@@ -106,7 +198,7 @@ class Gathered:
         """Do nothing: all members have all messages after `send`."""
 
     def receive(self) -> Messages:
-        """For each channel, the messages of all members, in the order of their places."""
+        """For each channel, the messages of all members, in the order of their ranks."""
         rows = self._bundle.unpack(self._received, self._size)
         return dict(zip(self._bundle.channels, rows))
 
@@ -115,10 +207,10 @@ Group = Union[TwoWay, Gathered]
 
 
 class KnownGroups:
-    """The groups of a process set, for the sets of messages that were exchanged last.
+    """The groups of a process set, for the latest sets of messages.
 
-    It keeps the latest _KNOWN_SETS sets only. A model that uses other layers in each step may have
-    any number of sets, and the buffers of a group need memory.
+    A model that uses other layers in each step may have any number of sets, and the buffers of a
+    group need memory.
     """
 
     def __init__(self) -> None:
@@ -126,15 +218,7 @@ class KnownGroups:
         self._numbers = itertools.count()
 
     def of(self, channels: Tuple[Channel, ...], make: Callable[[int], List[Group]]) -> List[Group]:
-        """The groups for this set of messages.
-
-        Parameters
-        ----------
-        channels : tuple of Channel
-        make : callable
-            Makes the groups if the set is new. Its argument is a number for their names, unique in
-            this process set.
-        """
+        """The groups for this set of messages; `make` takes a number for their names."""
         if channels not in self._groups:
             if len(self._groups) == _KNOWN_SETS:
                 self._groups.popitem(last=False)
@@ -143,6 +227,5 @@ class KnownGroups:
         return self._groups[channels]
 
     def forget(self, channel: Channel) -> None:
-        """Drop the groups of all sets that have this channel."""
         for channels in [channels for channels in self._groups if channel in channels]:
             del self._groups[channels]

@@ -1,21 +1,46 @@
-"""The workers that take part in a collective of Horovod, and the nodes that they run on."""
+"""Horovod itself, the workers that take part in one of its collectives, and their nodes."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, List, Sequence
+from typing import Any, List, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import check_call
+from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 
-from .... import env
-from ... import engine
-from .bundle import Packed
+from .... import env, kernels
+from ...engine import order
 
 # A broadcast is cut into pieces of this size: Gloo gives up after HOROVOD_GLOO_TIMEOUT_SECONDS.
 _BROADCAST_BYTES = 4 * 2**20
+
+
+def load() -> Any:
+    """Import horovod.mxnet, and patch a race in it.
+
+    Horovod 0.28.1 may free the name of a finished collective while a thread still reads it. The
+    patch keeps the name until then (operators/mxnet/horovod.cpp).
+    """
+    try:
+        import horovod.mxnet as hvd
+    except ImportError as error:
+        raise ImportError(
+            f"the horovod backend needs Horovod built for this MXNet ({error}); "
+            "docs/guides/horovod.md says how"
+        ) from None
+    alltoall = hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_alltoall_async
+    within, push = (ctypes.cast(f, ctypes.c_void_p) for f in (alltoall, _LIB.MXEnginePushAsync))
+    kernels.library.gluon_gc_keep_arguments(within, push)
+    return hvd
+
+
+class Packed(NamedTuple):
+    """Bytes for, or from, each member of a process set."""
+
+    data: NDArray  # uint8: the bytes of each member in order. It is as long as they can ever be
+    splits: NDArray  # int32, shape (members,): the number of bytes of each member
 
 
 class ProcessSet:
@@ -23,18 +48,6 @@ class ProcessSet:
 
     All methods are collective: every member calls them in the same order, with the same `name`.
     Horovod refuses a name that is still in use.
-
-    Parameters
-    ----------
-    hvd : module
-        horovod.mxnet, initialized.
-    ranks : sequence of int
-        The members, in ascending order. All workers must make the same sets in the same order.
-
-    Attributes
-    ----------
-    place : int
-        This worker's number among the members, or -1 if it is not a member.
     """
 
     def __init__(self, hvd: Any, ranks: Sequence[int]) -> None:
@@ -43,7 +56,7 @@ class ProcessSet:
         self._set = hvd.global_process_set if has_all else hvd.add_process_set(list(ranks))
         self.ranks = list(ranks)
         self.size = len(ranks)
-        self.place = self.ranks.index(hvd.rank()) if hvd.rank() in ranks else -1
+        self.rank = self.ranks.index(hvd.rank()) if hvd.rank() in ranks else -1  # in this set
 
     def gather(self, data: bytes, name: str) -> bytes:
         """The data of all members, concatenated in the order of their ranks. Blocks."""
@@ -51,10 +64,7 @@ class ProcessSet:
         return _bytes(gathered)
 
     def alltoall(self, data: Sequence[bytes], name: str) -> bytes:
-        """Send bytes to each member. Blocks.
-
-        Returns the bytes for this member, concatenated in the order of the senders' ranks.
-        """
+        """Send bytes to each member. Returns the senders' bytes in order of ranks. Blocks."""
         splits = mx.nd.array([len(piece) for piece in data], dtype="int32")
         whole = _array(b"".join(data))
         received, _ = self._hvd.alltoall(
@@ -65,11 +75,11 @@ class ProcessSet:
     def exchange(self, packed: Packed, received: Packed, name: str) -> None:
         """Queue an alltoall of `packed` into `received`, and return at once.
 
-        Horovod's Python function waits for the output's size. Here `received` has the largest
-        size, so no wait is needed. Horovod gives its output array the actual size, on its own
-        thread. A new handle for each call keeps the shape of `received` unchanged.
+        Horovod's Python function waits for the output's size. Here `received` has the largest size.
+        Horovod gives its output array the actual size, on its own thread, so each call has a new
+        handle.
         """
-        filled = engine.second_handle(received.data)
+        filled = order.second_handle(received.data)
         check_call(
             self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_alltoall_async(
                 packed.data.handle,
@@ -81,11 +91,11 @@ class ProcessSet:
                 ctypes.c_int(self._set.process_set_id),
             )
         )
-        engine.free_when_done(filled, received.data)
+        order.free_when_done(filled, received.data)
 
-    def spread(self, data: NDArray, received: NDArray, name: str) -> None:
+    def all_gather(self, data: NDArray, received: NDArray, name: str) -> None:
         """Queue an allgather of uint8 `data` into `received`, which has its exact size."""
-        sent, filled = data.handle, engine.second_handle(received)
+        sent, filled = data.handle, order.second_handle(received)
         check_call(
             self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_allgather_async(
                 ctypes.byref(sent),
@@ -96,14 +106,13 @@ class ProcessSet:
                 ctypes.c_int(1),
             )
         )
-        engine.free_when_done(filled, received)
+        order.free_when_done(filled, received)
 
     def sum_in_place(self, arrays: List[NDArray], name: str) -> None:
         """Overwrite arrays with their sums over all members. Does not block."""
         self._hvd.grouped_allreduce_(arrays, average=False, name=_full(name), process_set=self._set)
 
     def broadcast(self, array: NDArray, root: int, name: str) -> None:
-        """Overwrite an array with the array of rank `root`, piece by piece."""
         flat, most = array.reshape(-1), _BROADCAST_BYTES // np.dtype(array.dtype).itemsize
         for begin in range(0, flat.size, most):
             piece, full = flat[begin : begin + most], _full(f"{name}.{begin}")
@@ -111,15 +120,7 @@ class ProcessSet:
 
 
 def nodes_of(hvd: Any) -> List[List[int]]:
-    """The ranks of the workers of each node.
-
-    A node has BYTEPS_LOCAL_SIZE consecutive ranks if that variable is set. Otherwise it is a host.
-
-    Raises
-    ------
-    ConfigurationError
-        Nodes would have different numbers of workers, or a node would span several hosts.
-    """
+    """The ranks of each node: a host, or BYTEPS_LOCAL_SIZE consecutive ranks if that is set."""
     size, local_size = hvd.size(), hvd.local_size()
     mine = mx.nd.array([hvd.cross_rank()], dtype="int32")
     node_of = host_of = hvd.allgather(mine, name=_full("hosts")).asnumpy().tolist()

@@ -6,7 +6,8 @@ They sum gradients in shared memory, and need no server and no scheduler.
 from __future__ import annotations
 
 import json
-from typing import ClassVar, Dict, Mapping, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import ClassVar, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -17,32 +18,21 @@ from .... import agreement, env
 from ....agreement import Message
 from ....checkpoint import Place
 from ....launch.leaving import ending
-from ....launch.machine import Machine
-from ....launch.neighbours import Neighbours
-from ....launch.progress import Progress
-from ....launch.stall_watch import StallWatch
+from ....launch.machine import Machine, Neighbours
+from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Chunk
-from ...channel import Channel
-from ...exchange import Exchange
-from ...gradient import Gradient
-from ...job import Job
-from ...sparse import SparseChannel, summed
+from ...exchange.channel import Channel
+from ...exchange.gradient import Gradient, Job
+from ...exchange.sparse import SparseChannel, summed
 from .. import archive
-from .shared_memory import SharedMemory, SharedMessage
+from .hierarchical import HierarchicalExchange
+from .shared_memory import SharedMemory
 
 
-class OneMachine(Exchange):
+class OneMachine(HierarchicalExchange):
     """Sums the gradients of one machine's workers in shared memory.
 
-    The sum then goes through the steps of one worker with one server: it is compressed, aggregated
-    and compressed again, so the numbers are the same.
-
-    Raises
-    ------
-    ConnectionError
-        Some workers did not come within GLUON_GC_CONNECT_TIMEOUT.
-    RuntimeError
-        Workers differ in version or settings, or this process is connected already.
+    The sum then goes through the steps of one worker with one server, so the numbers are the same.
     """
 
     type = "machine"
@@ -53,20 +43,18 @@ class OneMachine(Exchange):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is already connected to its machine's workers")
-        ending().concerns(self)
+        ending().set_backend(self)
         self.rank, self.num_workers = self.local_rank, self.local_size
         self._progress = Progress()
         with self._progress.waiting():
-            self._machine = Machine(env.machine(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
-            self._neighbours = Neighbours(self._machine)
-            self._memory = SharedMemory(self._machine)
+            self._workers = Machine(env.machine(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+            self._neighbours = Neighbours(self._workers)
+            self._memory = SharedMemory(self._workers)
         self._stall_watch = StallWatch(f"worker {self.rank}", self._progress)
-        self._shared: Dict[Channel, SharedMessage] = {}
         OneMachine.connected = self
         self.agree("init")
 
     def close(self) -> None:
-        """Wait until all workers call this, and disconnect. No exchange is possible afterwards."""
         if self.connected is None:
             return
         mx.nd.waitall()
@@ -74,52 +62,42 @@ class OneMachine(Exchange):
         with self._progress.waiting():
             self._neighbours.leave()
         self._stall_watch.end()
-        self._memory.close()
-        ending().concerns(None)
+        self._close_shared()
+        ending().set_backend(None)
 
     def abandon(self, why: str) -> None:
-        """Disconnect at once. All other workers end with this reason."""
         if self.connected is self:
             self._neighbours.abandon(why)
             OneMachine.connected = None
             ending().abandoned()
 
+    @contextmanager
+    def _waiting(self, call: str = "") -> Iterator[None]:
+        with super()._waiting(call), self._neighbours.noticing_ends():
+            yield
+
     def _gather(self, data: bytes, call: str = "") -> Sequence[bytes]:
-        with self._progress.waiting(call), self._neighbours.heeded():
-            return self._machine.gather(data)
+        with self._waiting(call):
+            return self._workers.gather(data)
 
     def _compared(self, message: Message, call: str) -> Message:
         self._neighbours.next_exchange()
         messages = self._gather(json.dumps(message).encode(), call)
         return agreement.compare([json.loads(text) for text in messages])
 
+    def _shares(self, channel: Channel) -> bool:
+        return not channel.in_rows
+
     def _open(self, channels: Sequence[Channel]) -> None:
-        if not channels:
-            return
-        summed_channels = [channel for channel in channels if not channel.in_rows]
-        aggregators = {c: self._aggregator(c) for c in summed_channels if c.aggregated}
-        with self._progress.waiting(), self._neighbours.heeded():
-            shared = self._memory.open(summed_channels, [1] * len(summed_channels), aggregators)
-        self._shared.update(zip(summed_channels, shared))
-        self._aggregators.update(aggregators)
+        aggregated = [channel for channel in channels if channel.aggregated and not channel.in_rows]
+        self._aggregators.update((channel, self._aggregator(channel)) for channel in aggregated)
+        self._open_shared(channels)
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
-    def _keep_earlier(self, channels: Sequence[Channel]) -> None:
-        shared = [self._shared[channel] for channel in channels if channel in self._shared]
-        if shared:
-            with self._progress.waiting(), self._neighbours.heeded():
-                self._memory.keep_earlier(shared)
-        super()._keep_earlier([channel for channel in channels if channel not in self._shared])
-
-    def _forget(self, channel: Channel) -> None:
-        super()._forget(channel)
-        self._progress.unwatch(channel.under_way)
-        self._shared.pop(channel, None)
-
     def place(self, chunk: Chunk) -> Tuple[int, int]:
         # All workers together make one payload, but each one makes a payload of its own rows.
-        return super().place(chunk) if chunk.rows else (0, 1)
+        return (self.rank, self.num_workers) if chunk.rows else self._machine
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         return 0, 0
@@ -171,7 +149,6 @@ class OneMachine(Exchange):
         return archive.unpack(b"".join(self._gather(archive.pack(arrays))))
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays of any dtype with rank `root_rank`'s arrays, bit for bit."""
         for array in arrays:
             own = array.asnumpy()
             data = self._gather(own.tobytes() if self.rank == root_rank else b"")[root_rank]

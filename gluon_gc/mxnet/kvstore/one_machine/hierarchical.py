@@ -1,25 +1,24 @@
-"""The base of backends that connect machines: each machine's workers first sum their gradients."""
+"""The base of backends in which the workers of a machine first sum their gradients."""
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional, Sequence, Tuple
+from typing import ContextManager, Dict, Mapping, Optional, Sequence, Tuple
 
 from .... import env
 from ....env import Cluster
 from ....launch.machine import Machine
-from ....launch.progress import Progress
+from ....launch.scheduler.stalls import Progress
 from ....plan import Chunk
-from ...channel import Channel
-from ...exchange import Exchange
+from ...exchange.channel import Channel
+from ...exchange.exchange import Exchange
 from .shared_memory import SharedMemory, SharedMessage
 
 
 class HierarchicalExchange(Exchange):
-    """Base of the backends that connect machines.
+    """An exchange in which the workers of a machine share the messages of some channels.
 
-    If a machine has several workers, they share the messages of each channel that is
-    `Channel.hierarchical`. One worker owns such a message: it compresses the machine's sum and
-    exchanges it with other machines. Residuals, momentum and random streams belong to the machine.
+    One worker owns such a message: it compresses the machine's sum and exchanges it with other
+    machines. Residuals, momentum and random streams belong to the machine.
     """
 
     _progress: Progress
@@ -31,35 +30,38 @@ class HierarchicalExchange(Exchange):
         self._shared: Dict[Channel, SharedMessage] = {}
 
     def _on_machine(self) -> Cluster:
-        """This worker's place on its machine. Each job there has its own root_uri or root_port."""
+        """This worker's rank on its machine. Each job there has its own root_uri or root_port."""
         raise NotImplementedError
 
     def _shares_machine(self) -> bool:
         """Whether the workers of this machine can sum in shared memory."""
         return self.local_size > 1
 
-    def _open_shared(self, channels: Sequence[Channel]) -> None:
-        """Share the messages of hierarchical channels.
+    def _shares(self, channel: Channel) -> bool:
+        return self._shares_machine() and channel.hierarchical
 
-        The call is collective: all workers of a machine make it with the same channels.
-        """
-        channels = [
-            channel for channel in channels if self._shares_machine() and channel.hierarchical
-        ]
+    def _waiting(self, call: str = "") -> ContextManager:
+        """A context for waits for other workers, in the user's function `call`."""
+        return self._progress.waiting(call)
+
+    def _open_shared(self, channels: Sequence[Channel]) -> None:
+        """Share the messages of new channels; all workers of a machine make the same call."""
+        channels = [channel for channel in channels if self._shares(channel)]
         if not channels:
             return
         _, machines = self._machine
         answers = [machines if channel.gathered else 1 for channel in channels]
-        with self._progress.waiting():
+        with self._waiting():
             if self._memory is None:
                 timeout = env.get("GLUON_GC_CONNECT_TIMEOUT")
                 self._memory = SharedMemory(Machine(self._on_machine(), timeout))
-            self._shared.update(zip(channels, self._memory.open(channels, answers, {})))
+            messages = self._memory.open(channels, answers, self._aggregators)
+            self._shared.update(zip(channels, messages))
 
     def _keep_earlier(self, channels: Sequence[Channel]) -> None:
         shared = [self._shared[channel] for channel in channels if channel in self._shared]
         if shared:
-            with self._progress.waiting():
+            with self._waiting():
                 self._memory.keep_earlier(shared)
         super()._keep_earlier([channel for channel in channels if channel not in self._shared])
 
@@ -69,7 +71,6 @@ class HierarchicalExchange(Exchange):
         self._shared.pop(channel, None)
 
     def _close_shared(self) -> None:
-        """Release the shared memory, after the last exchange."""
         if self._memory is not None:
             self._memory.close()
 

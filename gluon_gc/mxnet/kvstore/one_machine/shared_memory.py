@@ -18,13 +18,12 @@ from mxnet.ndarray import NDArray
 
 from .... import plan
 from ....launch.machine import Machine
-from ... import operators
-from ...channel import Channel
-from ...codec import MessageCodec
-from ...eventcounts import Eventcount, Watcher
-from ...gradient import Gradients
-from ...job import Job
-from ...lent import lent
+from ...engine import operators
+from ...engine.memory import as_ndarray
+from ...engine.order import Eventcount, Watcher
+from ...exchange.channel import Channel
+from ...exchange.codec import MessageCodec
+from ...exchange.gradient import Gradients, Job
 
 _ALIGNMENT = 64  # bytes: a cache line, so that processes do not write to the same one
 
@@ -32,30 +31,8 @@ _ALIGNMENT = 64  # bytes: a cache line, so that processes do not write to the sa
 class SharedMessage:
     """One message of a machine, with the values of all its workers.
 
-    Residuals and momentum belong to the machine, and every worker can read them. All methods are
-    asynchronous: they queue operations on MXNet's engine and return at once.
-
-    Parameters
-    ----------
-    channel : Channel
-    codecs : sequence of MessageCodec
-        All codecs that the owner uses.
-    owner, rank : int
-        The local ranks of the owner and of this worker.
-    count : int
-        The number of payloads in an answer.
-    slots : ndarray
-        The workers' values, uint8, shape (workers, bytes).
-    answer : ndarray
-        The result of the exchange, uint8: payloads side by side, or a sum.
-    arrived, answered : Eventcount
-        In each step, every worker advances `arrived` once, and the owner advances `answered` once.
-
-    Attributes
-    ----------
-    owned : bool
-        Whether this worker is the owner.
-    codecs : sequence of MessageCodec
+    Residuals and momentum belong to the machine, and every worker can read them. All methods queue
+    operations on MXNet's engine and return at once.
     """
 
     def __init__(
@@ -64,21 +41,20 @@ class SharedMessage:
         codecs: Sequence[MessageCodec],
         owner: int,
         rank: int,
-        count: int,
-        slots: np.ndarray,
-        answer: np.ndarray,
-        arrived: Eventcount,
-        answered: Eventcount,
+        count: int,  # of payloads in an answer
+        slots: np.ndarray,  # the workers' values, uint8, shape (workers, bytes)
+        answer: np.ndarray,  # payloads side by side, or a sum; uint8
+        arrived: Eventcount,  # every worker advances it once in a step
+        answered: Eventcount,  # the owner advances it once in a step
     ) -> None:
         self._channel, self.codecs = channel, codecs
         self.owner, self.owned, self._count = owner, owner == rank, count
         self._arrived, self._answered = arrived, answered
-        self._slots = lent(slots)
-        self._own = lent(slots[rank].view(channel.dtype))
-        self._answer = lent(answer if channel.framed else answer.view(channel.dtype))
+        self._slots = as_ndarray(slots)
+        self._own = as_ndarray(slots[rank].view(channel.dtype))
+        self._answer = as_ndarray(answer if channel.framed else answer.view(channel.dtype))
 
     def contribute(self, job: Job) -> None:
-        """Write this worker's values to its slot."""
         self._channel.copy(job, self._own, metered=not self.owned)
         if not self.owned:
             for codec in self.codecs:
@@ -103,12 +79,7 @@ class SharedMessage:
 
 
 class SharedMemory:
-    """The memory that the workers of a machine share for their messages.
-
-    Parameters
-    ----------
-    machine : Machine
-    """
+    """The memory that the workers of a machine share for their messages."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -121,16 +92,7 @@ class SharedMemory:
         answers: Sequence[int],
         aggregators: Mapping[Channel, MessageCodec],
     ) -> List[SharedMessage]:
-        """Allocate a message for each channel. All workers make the same call.
-
-        Parameters
-        ----------
-        channels : sequence of Channel
-        answers : sequence of int
-            For each channel, the number of payloads in an answer.
-        aggregators : mapping
-            The aggregators that run on this machine, by channel.
-        """
+        """Allocate a message for each channel; `answers` are the numbers of payloads in answers."""
         workers, rank = self._machine.size, self._machine.rank
         codecs = [
             [codec for codec in (channel.codec, aggregators.get(channel)) if codec is not None]
@@ -159,10 +121,7 @@ class SharedMemory:
         return messages
 
     def keep_earlier(self, messages: Sequence[SharedMessage]) -> None:
-        """Let the codecs of these messages keep the state before each step from now on.
-
-        All workers of the machine make the same call.
-        """
+        """Let these messages' codecs keep the state before each step; all local workers call it."""
         memories = [codec.memory for message in messages for codec in message.codecs]
         for memory, piece in zip(memories, self._pieces([m.num_bytes for m in memories])):
             memory.keep_earlier(piece)
@@ -178,6 +137,5 @@ class SharedMemory:
         return Eventcount(self._watcher, memory.view(np.uint32), each, awaited_by)
 
     def close(self) -> None:
-        """Release the memory. No exchange may be in progress."""
         self._watcher.end()
         self._machine.close()

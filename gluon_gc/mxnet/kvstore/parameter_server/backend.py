@@ -34,39 +34,28 @@ from .... import env, plan
 from ....agreement import Message
 from ....auto.choice import Topology
 from ....env import Cluster
-from ....launch import ps_lite
-from ....launch.joining import join
 from ....launch.leaving import ending
+from ....launch.scheduler import ps_lite
+from ....launch.scheduler.lifeline import join
 from ....log import logger
 from ....plan import Tensor
-from ...channel import Channel
-from ...channels import AnyChannel
-from ...exchange import States
-from ...gradient import Gradient
-from ...job import Job
-from ...sparse import SparseChannel
+from ...exchange.channel import Channel
+from ...exchange.channels import AnyChannel
+from ...exchange.exchange import States
+from ...exchange.gradient import Gradient, Job
+from ...exchange.sparse import SparseChannel
+from ...state.server_states import ServerStates
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
 from .pages import Pages
-from .routes import Dense, OfMachine, Payloads, Route, SummedRows
-from .server_states import ServerStates
+from .routes import Dense, OfMachine, Payloads, Route, SparseRows, SummedRows
 from .servers import Servers
-from .sparse_rows import SparseRows
 
 _LANES = 4  # messages in flight to each server. With more, a pull would queue behind many pushes
 
 
 class ParameterServer(HierarchicalExchange):
-    """Exchanges compressed gradients through the parameter server of the DMLC variables.
-
-    Raises
-    ------
-    ConnectionError
-        No scheduler listens at its address within GLUON_GC_CONNECT_TIMEOUT.
-    RuntimeError
-        A node does not run gluon_gc, two nodes claim the same rank, nodes differ in version or
-        settings, or this process is connected already.
-    """
+    """Exchanges compressed gradients through the parameter server of the DMLC variables."""
 
     type = "dist_sync"
     connected: ClassVar[Optional["ParameterServer"]] = None
@@ -76,7 +65,7 @@ class ParameterServer(HierarchicalExchange):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is already connected to a parameter server")
-        ending().concerns(self)
+        ending().set_backend(self)
         cluster = env.cluster()
         self.rank = cluster.rank
         address = f"{cluster.root_uri}:{cluster.root_port}"
@@ -118,7 +107,6 @@ class ParameterServer(HierarchicalExchange):
             )
 
     def close(self) -> None:
-        """Wait until all workers call this, and leave. No exchange is possible afterwards."""
         if self.connected is None:
             return
         mx.nd.waitall()
@@ -132,7 +120,7 @@ class ParameterServer(HierarchicalExchange):
         # MXNet ends ps-lite when the last reference to the KVStore is gone.
         del self._kv, self._routes, self._sparse, self._states, self._servers
         self._lifeline.close()
-        ending().concerns(None)
+        ending().set_backend(None)
 
     def _stay(self) -> None:
         """Wait until all workers end. With PS_RESEND, ps-lite fails if a peer leaves earlier."""
@@ -140,7 +128,6 @@ class ParameterServer(HierarchicalExchange):
         self._lifeline.close()
 
     def abandon(self, why: str) -> None:
-        """Leave the cluster at once. All other nodes end with this reason."""
         if self.connected is self:
             self._lifeline.abandon(why)
             ParameterServer.connected = None
@@ -179,7 +166,7 @@ class ParameterServer(HierarchicalExchange):
             route = self._routes[channel] = self._route(channel, key, lanes[server])
             if is_new:
                 keys.append(key)
-                zeros.append(route.first)
+                zeros.append(route.first())
             if not isinstance(route, Dense):
                 described = self._description(channel)
                 configured.append({"key": route.key, "server": server, **described})
@@ -218,11 +205,7 @@ class ParameterServer(HierarchicalExchange):
             self._tell_aggregators("take_back", channels)
 
     def _tell_aggregators(self, action: str, channels: Sequence[Channel]) -> None:
-        """Send the servers a request about the aggregators of these channels.
-
-        Only rank 0 sends it. A server aggregates the next messages after rank 0 has sent its own,
-        so it has carried out the request by then.
-        """
+        """Let rank 0 send the servers a request. They carry it out before they aggregate again."""
         keys = [self._routes[channel].key for channel in channels if channel.aggregated]
         if keys and self.rank == 0:
             self._servers.command(action, {"keys": keys})
@@ -243,11 +226,7 @@ class ParameterServer(HierarchicalExchange):
         super()._forget(channel)
 
     def _keys_for(self, channel: AnyChannel, count: int) -> Tuple[List[int], bool]:
-        """This number of keys for a channel, and whether they are new.
-
-        MXNet's server never frees the array of a key. So a channel uses the keys of a withdrawn one
-        of its kind.
-        """
+        """Keys for a channel, and whether they are new: MXNet's server never frees one."""
         unused = self._unused.get(self._kind(channel))
         if unused:
             return unused.pop(), False
@@ -263,7 +242,6 @@ class ParameterServer(HierarchicalExchange):
         return server, of_machine, channel.aggregated, channel.gathered, channel.dtype, layout
 
     def _route(self, channel: Channel, key: int, lanes: Iterator[NDArray]) -> Route:
-        """The route of a channel's messages to a server and back."""
         shared = self._shared.get(channel)
         if shared is None:
             if channel.framed:
@@ -273,7 +251,7 @@ class ParameterServer(HierarchicalExchange):
             return Dense(self._kv, key, channel)
         kind = Payloads if channel.framed else SummedRows
         lane = next(lanes) if shared.owned else None
-        return OfMachine(shared, kind(self._kv, key, channel, lane=lane, place=self._machine))
+        return OfMachine(shared, kind(self._kv, key, channel, lane=lane, sender=self._machine))
 
     def _description(self, channel: Channel) -> Dict[str, Any]:
         """The configuration that the server needs for a channel that travels in rows."""

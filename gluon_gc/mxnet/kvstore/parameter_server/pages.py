@@ -43,13 +43,7 @@ def full(page: np.ndarray) -> RowSparseNDArray:
 
 
 class Pages:
-    """The worker's end of the key under which pages travel to and from a server.
-
-    Parameters
-    ----------
-    kv : KVStore
-    key : int
-    """
+    """The worker's end of the key under which pages travel to and from a server."""
 
     def __init__(self, kv: KVStore, key: int) -> None:
         self._kv, self.key = kv, key
@@ -57,7 +51,6 @@ class Pages:
         self._pulled: Optional[RowSparseNDArray] = None
 
     def first(self) -> RowSparseNDArray:
-        """The initial value of the key."""
         return full(np.empty(0, np.uint8))
 
     def push(self, page: Optional[np.ndarray] = None) -> None:

@@ -2,168 +2,170 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple, Union
 
 import mxnet as mx
 import numpy as np
 from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import operators
-from ...channel import Channel
-from ...gradient import Gradients
-from ...job import Job
-from ...operators import MessageRows
+from ...engine import operators, order
+from ...engine.operators import MessageRows
+from ...exchange.channel import Channel
+from ...exchange.gradient import Gradients, Job
+from ...exchange.sparse import SparseChannel
 from ..one_machine.shared_memory import SharedMessage
-from .rows import Rows
 
 
-class Route:
-    """The route of one channel. All methods queue work on MXNet's engine and return at once.
+class Rows:
+    """The worker's end of a key, for messages in rows of a row_sparse array.
 
-    Attributes
-    ----------
-    key : int
-        The key of the KVStore.
-    first : NDArray
-        The initial value of the key.
-    holds : bool
-        Whether `travel` queues operators that read the answer. Such an operator holds a resource
-        of MXNet while it waits. So it must be queued after the operators that encode messages.
-    """
-
-    key: int
-    first: NDArray
-    holds: bool
-
-    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
-        """Make the message of the gradients, or of values that are already scaled."""
-        raise NotImplementedError
-
-    def travel(self, priority: int) -> None:
-        """Push the message, and pull the answer."""
-        raise NotImplementedError
-
-    def deliver(self, gradients: Gradients) -> None:
-        """Write the answer to the gradients."""
-        raise NotImplementedError
-
-
-class InRows(Route):
-    """A message in the rows of a row_sparse array.
-
-    Parameters
-    ----------
-    kv : KVStore
-    key : int
-    channel : Channel
-    layout : MessageRows
-        The layout of the message in rows.
-    lane, place : optional
-        As in `Rows`.
+    The array has a block of rows for each sender, and the server's union of all pushes is all
+    messages. It writes its answer from row 0 on. A server counts the pushes of a key, not their
+    senders. So one exchange must end before the next begins. MXNet's engine ensures that, because a
+    key always uses the same arrays. Exchanges in the same `lane` also run one after the other.
     """
 
     def __init__(
         self,
         kv: KVStore,
         key: int,
-        channel: Channel,
         layout: MessageRows,
         lane: Optional[NDArray] = None,
-        place: Optional[Tuple[int, int]] = None,
+        sender: Optional[Tuple[int, int]] = None,  # its number, and how many senders there are
     ) -> None:
-        self.key, self.channel = key, channel
-        self.rows = Rows(kv, key, layout, place, lane)
-        self.first = self.rows.first()
+        self._kv, self.key, self._layout, self._lane = kv, key, layout, lane
+        self._sender, self._senders = sender or (kv.rank, kv.num_workers)
+        shape = (self._senders * layout.count, layout.row_words)
+        self.sent = mx.nd.sparse.zeros("row_sparse", shape)
+        pulls = 1 if layout.count == 1 else 2
+        self._pulled = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(pulls)]
+        self._row0 = mx.nd.zeros(1, dtype="int64")
+        self._first_rows = mx.nd.arange(0, shape[0], layout.count, dtype="int64")
 
-    def copy(self, to: NDArray) -> None:
-        """Copy the answer to this array, in the form that `Channel.deliver` takes."""
-        raise NotImplementedError
+    def first(self) -> RowSparseNDArray:
+        return _zeros_in_all_rows(self.sent.shape)
+
+    def push(self, priority: int = 0) -> None:
+        """Push `sent`, after the previous exchange of the lane has ended."""
+        if self._lane is not None:
+            order.join(self._lane, self.sent)
+        self._kv.push(self.key, self.sent, priority)
+
+    def pull(self, answers: int = 1, priority: int = 0) -> List[RowSparseNDArray]:
+        """Pull the server's first message, or one from each sender, in one or two arrays."""
+        wanted = self._row0 if answers == 1 else self._first_rows
+        for array in self._pulled:  # the first row of a message holds the number of further rows
+            self._kv.row_sparse_pull(self.key, out=array, row_ids=wanted, priority=priority)
+            if array is not self._pulled[-1]:
+                wanted = operators.rows_left(array, self._layout, answers)
+        if self._lane is not None:
+            order.join(self._pulled[-1], self._lane)
+        return self._pulled
+
+    def exchange(self, part: NDArray, priority: int = 0) -> NDArray:
+        """Push a message of one part (uint8), and pull the answer, of shape (1, bytes)."""
+        operators.frame([part], self._layout, self._sender, self._senders, out=self.sent)
+        self.push(priority)
+        (answer,) = operators.unframe(self.pull(1, priority), self._layout)
+        return answer
 
 
-class Payloads(InRows):
-    """Payloads, which gluon_gc's server aggregates or stores. Parameters as in `InRows`."""
+def _zeros_in_all_rows(shape: Tuple[int, int]) -> RowSparseNDArray:
+    """The initial value of a key. It has all rows, the only ones that can be pulled."""
+    return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
+
+
+# A route has `encode`, `travel` (push the message, pull the answer) and `deliver`. All queue work
+# on MXNet's engine and return at once. If a route `holds`, its `travel` queues operators that read
+# the answer. Such an operator holds a resource of MXNet while it waits. So it must be queued after
+# the operators that encode messages.
+
+
+class Payloads(Rows):
+    """The route of payloads, which gluon_gc's server aggregates or stores."""
 
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
-        super().__init__(kv, key, channel, channel.codec.rows(), **of_rows)
-        self.holds = self.rows.layout.count > 1
-        self._count = self.rows.places if channel.gathered else 1
-        self._framing = self.rows.layout.framing()
+        layout = channel.codec.rows()
+        super().__init__(kv, key, layout, **of_rows)
+        self._channel, self.holds = channel, layout.count > 1
+        self._count = self._senders if channel.gathered else 1
+        self._sent_framing = layout.framing_at(self._sender, self._senders)
+        self._framing = layout.framing()
         self._received: List[NDArray] = []
 
     def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
-        self.channel.encode(job, values, self.rows.framing, self.rows.sent)
+        self._channel.encode(job, values, self._sent_framing, self.sent)
 
     def travel(self, priority: int) -> None:
-        self.rows.push(priority)
-        self._received = self.rows.pull(self._count, priority)
+        self.push(priority)
+        self._received = self.pull(self._count, priority)
 
     def deliver(self, gradients: Gradients) -> None:
-        self.channel.deliver(self._received, gradients, self._count, self._framing)
+        self._channel.deliver(self._received, gradients, self._count, self._framing)
 
     def copy(self, to: NDArray) -> None:
-        self.channel.codec.unframed(self._received, to, self._framing)
+        """Copy the answer to this array, in the form that `Channel.deliver` takes."""
+        self._channel.codec.unframed(self._received, to, self._framing)
 
 
-class SummedRows(InRows):
-    """Values as bytes, which gluon_gc's server sums. Parameters as in `InRows`."""
+class SummedRows(Rows):
+    """The route of values as bytes, which gluon_gc's server sums."""
 
     holds = True
 
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
-        super().__init__(kv, key, channel, MessageRows(((channel.message_bytes, None),)), **of_rows)
+        super().__init__(kv, key, MessageRows(((channel.message_bytes, None),)), **of_rows)
+        self._channel = channel
         self._values: Optional[NDArray] = None
 
     def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
-        self._values = self.channel.encode(job, values)
+        self._values = self._channel.encode(job, values)
 
     def travel(self, priority: int) -> None:
-        (answer,) = self.rows.exchange([operators.as_bytes(self._values)], priority)
-        self._values = operators.sum_rows(answer, self.channel.dtype)
+        answer = self.exchange(operators.as_bytes(self._values), priority)
+        self._values = operators.sum_rows(answer, self._channel.dtype)
 
     def deliver(self, gradients: Gradients) -> None:
-        self.channel.deliver([self._values], gradients)
+        self._channel.deliver([self._values], gradients)
 
     def copy(self, to: NDArray) -> None:
         self._values.copyto(to)
 
 
-class Dense(Route):
-    """Dense values, which MXNet's server sums. A key keeps its array, for the reason in `Rows`."""
+class Dense:
+    """The route of dense values, which MXNet's server sums, in one array as in `Rows`."""
 
     holds = False
 
     def __init__(self, kv: KVStore, key: int, channel: Channel) -> None:
-        self._kv, self.key, self.channel = kv, key, channel
+        self._kv, self.key, self._channel = kv, key, channel
         values = channel.message_bytes // np.dtype(channel.dtype).itemsize
-        self.first, self._array = (mx.nd.zeros(values, dtype=channel.dtype) for _ in range(2))
+        self._array = mx.nd.zeros(values, dtype=channel.dtype)
 
-    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
-        self.channel.encode(job, values, out=self._array)
+    def first(self) -> NDArray:
+        return mx.nd.zeros_like(self._array)
+
+    def encode(self, job: Job) -> None:
+        self._channel.encode(job, out=self._array)
 
     def travel(self, priority: int) -> None:
         self._kv.pushpull(self.key, self._array, out=self._array, priority=priority)
 
     def deliver(self, gradients: Gradients) -> None:
-        self.channel.deliver([self._array], gradients)
+        self._channel.deliver([self._array], gradients)
 
 
-class OfMachine(Route):
-    """A message that the workers of a machine share: the owner sends the sum, the others no rows.
+class OfMachine:
+    """A message of a machine's workers: its owner sends the sum, and the others no rows."""
 
-    Parameters
-    ----------
-    shared : SharedMessage
-    route : Payloads or SummedRows
-        The owner's route.
-    """
-
-    def __init__(self, shared: SharedMessage, route: InRows) -> None:
+    def __init__(self, shared: SharedMessage, route: Union[Payloads, SummedRows]) -> None:
         self._shared, self._route = shared, route
         self.key, self.first = route.key, route.first
         self.holds = shared.owned and route.holds
 
-    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
+    def encode(self, job: Job) -> None:
         self._shared.contribute(job)
         if self._shared.owned:
             self._route.encode(job, self._shared.total())
@@ -172,9 +174,35 @@ class OfMachine(Route):
         if self._shared.owned:
             self._route.travel(priority)
         else:
-            self._route.rows.push(priority)
+            self._route.push(priority)
 
     def deliver(self, gradients: Gradients) -> None:
         if self._shared.owned:
             self._shared.answer(self._route.copy)
-        self._shared.deliver(gradients, also=[self._route.rows.sent])
+        self._shared.deliver(gradients, also=[self._route.sent])
+
+
+Route = Union[Payloads, SummedRows, Dense, OfMachine]
+
+
+class SparseRows:
+    """The route of a row-sparse gradient. One key carries lists of row numbers, one the rows."""
+
+    def __init__(self, kv: KVStore, keys: List[int], channel: SparseChannel) -> None:
+        self._kv, self.keys, self._channel = kv, keys, channel
+        self._lists = Rows(kv, keys[0], channel.layout)
+        self._pulled = mx.nd.sparse.zeros("row_sparse", channel.shape)
+
+    def first(self) -> List[RowSparseNDArray]:
+        return [self._lists.first(), _zeros_in_all_rows(self._channel.shape)]
+
+    def exchange(self, listed: NDArray, priority: int) -> Tuple[RowSparseNDArray, NDArray]:
+        """Push `channel.sent` and the list of its rows. Returns the sums and all workers' lists."""
+        kv, workers, layout = self._kv, self._kv.num_workers, self._channel.layout
+        operators.frame([listed], layout, kv.rank, workers, out=self._lists.sent)
+        self._lists.push(priority)
+        kv.push(self.keys[1], self._channel.sent, priority)
+        (lists,) = operators.unframe(self._lists.pull(workers, priority), layout, workers)
+        wanted = operators.call("rows_of_any", (lists,))
+        kv.row_sparse_pull(self.keys[1], out=self._pulled, row_ids=wanted, priority=priority)
+        return self._pulled, lists

@@ -13,27 +13,31 @@ from mxnet.ndarray import NDArray
 
 from .... import env, kernels
 from ....agreement import Message
-from ....launch.progress import Progress
-from ...gradient import legacy
-from . import control_messages, handshake
-from .keys import KeyAllocator
-from .rows import Rows
+from ....launch.scheduler.stalls import Progress
+from ...exchange.gradient import legacy
+from . import control_messages
+from .routes import Rows
 
+_HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
 _CONTROLLER = 0  # the number of a command that MXNet's server passes to its controller
 
 
-class Servers:
-    """All servers, from a worker's side.
+class KeyAllocator:
+    def __init__(self, num_servers: int) -> None:
+        self._next = [0] * num_servers
 
-    Parameters
-    ----------
-    kv : KVStoreBase
-        MXNet's KVStore, which is connected to the servers.
-    count : int
-        The number of servers.
-    progress : Progress
-        It records when this worker waits for other nodes.
-    """
+    def key(self, server: int) -> int:
+        """The smallest unused key that MXNet sends to this server."""
+        servers = len(self._next)
+        key = self._next[server]
+        while key * _HASH % servers != server:
+            key += 1
+        self._next[server] = key + 1
+        return key
+
+
+class Servers:
+    """All servers, from a worker's side."""
 
     def __init__(self, kv: KVStoreBase, count: int, progress: Progress) -> None:
         self.kv, self.count, self._progress = kv, count, progress
@@ -45,11 +49,9 @@ class Servers:
         self.init(keys, [greeting.first() for greeting in self._greetings])
 
     def key(self, server: int) -> int:
-        """A new key that MXNet sends to this server."""
         return self._allocator.key(server)
 
     def keys(self) -> List[int]:
-        """A new key for each server."""
         return [self.key(server) for server in range(self.count)]
 
     def open(
@@ -78,23 +80,19 @@ class Servers:
         self.kv._send_command_to_servers(_CONTROLLER, body)
 
     def compared(self, message: Message, call: str) -> Message:
-        """Let the servers compare all workers' messages, and return the answer. Collective.
-
-        Only gluon_gc's servers give an answer. `call` is named if this worker waits too long.
-        """
-        packed = handshake.pack(message)
+        """Let the servers compare all workers' messages, which wait in the user's `call`."""
+        packed = control_messages.pack(message)
         with self._progress.waiting(call):
-            answers = [greeting.exchange([packed]) for greeting in self._greetings]
-            unpacked = [handshake.unpack(answer) for (answer,) in answers]
+            answers = [greeting.exchange(packed) for greeting in self._greetings]
+            unpacked = [control_messages.unpack(answer) for answer in answers]
             self.kv._barrier()  # rank 0 sends no further command before all have their answers
         return next(filter(None, unpacked), {})
 
     def broadcast(self, arrays: Sequence[NDArray], is_root: bool) -> None:
         """Overwrite arrays of any dtype with the root worker's arrays, bit for bit.
 
-        The servers sum: the root sends its bytes framed as floats, all other workers send zeros.
-        The arrays travel in pieces, so the call needs little memory besides them. Sparse arrays
-        become dense on their way.
+        The servers sum: the root sends its bytes framed as floats, all other workers send zeros,
+        piece by piece. Sparse arrays become dense on their way.
         """
         sparse = [array for array in arrays if array.stype != "default"]
         dense = [array.tostype("default") for array in sparse]

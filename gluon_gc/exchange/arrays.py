@@ -1,0 +1,141 @@
+"""The interface between the exchange and a front end's arrays."""
+
+from __future__ import annotations
+
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Collection,
+    ContextManager,
+    List,
+    Optional,
+    Protocol,
+    Sequence,
+)
+
+import numpy as np
+
+from .. import kernels
+from ..compression import CompressionParams
+from ..compression.base import Compressor
+from ..plan import Slice
+
+if TYPE_CHECKING:
+    from ..compression import stream
+    from .chunk import ExchangedChunk
+    from .coder import Coder
+    from .coding import Buffers
+    from .collectives import Collectives
+    from .job import Job
+
+Array = Any
+"""A front end's array, in host memory or on a GPU. A slice of it shares its memory."""
+
+Positions = Optional[Sequence[kernels.Position]]
+Ratios = Optional[Sequence[float]]
+States = Sequence[kernels.StateOfCall]
+
+
+class Values(Protocol):
+    """The values of the tensors in a job: flat arrays of float32 or float64, on one device.
+
+    Attributes
+    ----------
+    device
+    names : collection of str
+        The tensors.
+    """
+
+    device: Any
+    names: Collection[str]
+
+    def of(self, piece: Slice) -> Array:
+        """Return the values of a slice."""
+
+    def address(self, piece: Slice) -> int:
+        """Return the memory address of the values of a slice."""
+
+    def queue(self) -> ContextManager[Optional[int]]:
+        """Return a context for work on the values, which is complete at its end.
+
+        It yields the stream of a GPU, or None.
+        """
+
+
+class Calls(Protocol):
+    """Calls of the library for the chunks that one call can compress.
+
+    Attributes
+    ----------
+    delivered : list of ExchangedChunk
+        The chunks whose sum this worker gets.
+    """
+
+    delivered: List[ExchangedChunk]
+
+    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
+        """Write the payloads of the job's values to the buffers."""
+
+    def aggregate(self, states: States, positions: Positions) -> None:
+        """As the owner, write the payloads of the sums to the buffers."""
+
+    def decompress(self, job: Job, positions: Positions) -> List[bool]:
+        """Write the sums to the job's values. Return for each whether it is finite."""
+
+
+class Arrays(Protocol):
+    """What a front end does with its arrays. Dtypes are names, such as "bfloat16".
+
+    Attributes
+    ----------
+    host
+        The device of arrays in host memory.
+    """
+
+    host: Any
+
+    def memory(self, size: int) -> np.ndarray:
+        """Allocate zeros for messages: uint8, in host memory, which a GPU can copy fast."""
+
+    def view(self, room: np.ndarray, dtype: str) -> Array:
+        """View bytes as values, in the same memory."""
+
+    def itemsize(self, dtype: str) -> int:
+        """Return the bytes of an element."""
+
+    def copy(self, source: Array, target: Array, scale: float = 1.0) -> None:
+        """Write source * scale to target, which may have another device or dtype."""
+
+    def multiply(self, values: Array, factor: float) -> None:
+        """Multiply values in place."""
+
+    def zero(self, values: Array) -> None:
+        """Set values to zero."""
+
+    def sum_rows(self, rows: Array, total: Array) -> None:
+        """Add the rows in their order, in at least float32, and round the sum to total's dtype."""
+
+    def is_finite(self, values: Array) -> bool:
+        """Return whether values in host memory have no NaN and no infinity."""
+
+    def in_host_memory(self, device: Any) -> bool:
+        """Return whether the CPU can read arrays of this device."""
+
+    def keeps_payloads(self, device: Any, compressor: Compressor) -> bool:
+        """Return whether payloads of a fixed length stay in the memory of this GPU."""
+
+    def coder(
+        self,
+        device: Any,
+        params: CompressionParams,
+        n: int,
+        dtype: str,
+        start: Optional[stream.State] = None,
+    ) -> Coder:
+        """Return a coder of values on a device; see `Coder`."""
+
+    def calls(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> Calls:
+        """Return the calls for chunks that one call of the library can compress."""
+
+    def device_collectives(self, device: Any) -> Collectives:
+        """Return the collectives of payloads that stay in the memory of GPUs."""

@@ -1,0 +1,69 @@
+"""ExchangedChunk: a chunk of a tensor with its owner, dtypes, device and coders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional, Tuple
+
+import numpy as np
+
+from ..compression import CompressionParams
+from ..plan import Chunk
+from .coder import Coder
+from .collectives import WireSize
+
+PLAIN, SUMMED, TWO_WAY, GATHERED = "plain", "summed", "two_way", "gathered"
+
+
+@dataclass(eq=False)  # chunks are keys of dictionaries
+class ExchangedChunk:
+    """A chunk of one tensor, as workers exchange it.
+
+    Its `piece` has its elements. Its `kind` is PLAIN: the owner sums values; SUMMED: the owner sums
+    payloads, which are values; TWO_WAY: the owner decodes and sums payloads, and compresses the
+    sum; GATHERED: all workers receive all payloads.
+    """
+
+    plan: Chunk
+    owner: int  # the worker that sums the chunk; if `local` is given: the number of a machine
+    wire: str  # the dtype of its values if they are sent uncompressed
+    itemsize: int  # of that dtype, in bytes
+    working: str  # the dtype of its values before and after the exchange
+    device: Any  # of these values
+    checked: bool  # whether uncompressed values are checked for NaNs and infinities
+    coder: Optional[Coder] = None  # this worker's, if the chunk is compressed
+    aggregator: Optional[Coder] = None  # the owner's, if this worker is the owner and aggregates
+    local: Optional[int] = None
+    """The local rank of the workers that exchange the chunk after each machine has summed it."""
+    on_gpu: bool = False  # whether its payloads stay in GPU memory
+
+    def __post_init__(self) -> None:
+        (self.piece,) = self.plan.slices
+        self.kind = PLAIN
+        if self.coder is not None:
+            compressed = TWO_WAY if self.plan.aggregated else SUMMED
+            self.kind = GATHERED if self.plan.gathered else compressed
+
+    @property
+    def num_bytes(self) -> int:
+        """The maximum number of bytes that one worker sends, or that the owner answers."""
+        if self.coder is None:
+            return self.plan.size * self.itemsize
+        return self.coder.codec.payload_bytes
+
+    @property
+    def wire_size(self) -> WireSize:
+        """The size of its payload or values in a message."""
+        if self.coder is None or self.coder.has_fixed_length:
+            return WireSize(self.num_bytes)
+        return WireSize(self.num_bytes, self.coder.codec.used)
+
+    @property
+    def values_bytes(self) -> int:
+        """The size of its values in their working dtype, in bytes."""
+        return self.plan.size * np.dtype(self.working).itemsize
+
+    @property
+    def coding(self) -> Tuple[str, Optional[CompressionParams], str, Any, bool]:
+        """A key that is equal for the chunks that one call of the library can compress."""
+        return self.kind, self.plan.params, self.plan.dtype, self.device, self.on_gpu

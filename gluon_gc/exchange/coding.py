@@ -1,0 +1,215 @@
+"""Encoding of a transfer's chunks, their summation by the owner, and decoding of the sums.
+
+One `Coding` handles all chunks that a single call of the library can compress.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
+
+from .. import kernels
+from .arrays import Arrays, Positions, Ratios, States
+from .chunk import PLAIN, SUMMED, ExchangedChunk
+from .job import Job
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The memory of messages, by chunk: arrays of uint8, or a front end's in GPU memory."""
+
+    sent: Dict[ExchangedChunk, Any]  # what this worker sends; shape (bytes,)
+    received: Dict[ExchangedChunk, Any]  # what all send to this owner; shape (workers, bytes)
+    answer: Dict[ExchangedChunk, Any]  # the sums of this owner; shape (bytes,)
+    answers: Dict[ExchangedChunk, Any]
+    """The sums that this worker gets from all owners: shape (1, bytes). If it gets the payloads of
+    all workers instead: shape (workers, bytes)."""
+
+    def outgoing(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
+        """Return the chunks that this worker sends."""
+        return [chunk for chunk in chunks if chunk in self.sent]
+
+    def aggregated(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
+        """Return the chunks whose payloads this worker aggregates."""
+        return [chunk for chunk in chunks if chunk.aggregator is not None]
+
+    def delivered(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
+        """Return the chunks whose sum this worker gets."""
+        return [chunk for chunk in chunks if chunk in self.answers]
+
+
+class Coding(Protocol):
+    """The work on some chunks of a transfer. The methods are called in this order.
+
+    Each method may be called on a different thread.
+    """
+
+    def encode(self, job: Job) -> None:
+        """Write this worker's payloads or values to the buffers."""
+
+    def answer(self, job: Job) -> None:
+        """As an owner, sum the payloads or values of all workers."""
+
+    def deliver(self, job: Job) -> List[str]:
+        """Write the sums to the job's values. Return the tensors with a NaN or an infinity."""
+
+
+class PlainCoding(Coding):
+    """Chunks that are sent uncompressed."""
+
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
+        self._arrays = arrays
+        view = arrays.view
+        self._sent = [(c, view(buffers.sent[c], c.wire)) for c in buffers.outgoing(chunks)]
+        self._owned = [
+            (view(buffers.received[c], c.wire), view(buffers.answer[c], c.wire))
+            for c in chunks
+            if c in buffers.received
+        ]
+        self._answers = [(c, view(buffers.answers[c], c.wire)) for c in buffers.delivered(chunks)]
+
+    def encode(self, job: Job) -> None:
+        values = job.request.values
+        with values.queue():
+            for chunk, sent in self._sent:
+                self._arrays.copy(values.of(chunk.piece), sent, job.scale)
+
+    def answer(self, job: Job) -> None:
+        for received, answer in self._owned:
+            self._arrays.sum_rows(received, answer)
+
+    def deliver(self, job: Job) -> List[str]:
+        nonfinite, values = [], job.request.sums
+        with values.queue():
+            for chunk, (answer,) in self._answers:
+                self._arrays.copy(answer, values.of(chunk.piece))
+                if chunk.checked and not self._arrays.is_finite(answer):
+                    nonfinite.append(chunk.piece.tensor)
+        return nonfinite
+
+
+class PayloadCoding(Coding):
+    """Chunks with the same compression whose payloads must be decoded before they are added.
+
+    Either the owner aggregates the payloads, or all workers receive all payloads.
+    """
+
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
+        traits = chunks[0].coder.codec.traits
+        self._draws, self._draws_alike = traits.draws, traits.draws_alike
+        self._outgoing, self._aggregated = buffers.outgoing(chunks), buffers.aggregated(chunks)
+        self._names = [chunk.piece.tensor for chunk in self._outgoing]
+        self._drawn: Optional[List[kernels.Position]] = None  # the positions that decoding needs
+        self._calls = arrays.calls(chunks, buffers)
+
+    def encode(self, job: Job) -> None:
+        ratios = job.request.ratios
+        ratios = [ratios.get(name, 1.0) for name in self._names] if ratios else None
+        states = [job.state_for(c.coder, name) for c, name in zip(self._outgoing, self._names)]
+        drawn = [c.coder.take_draws() for c in self._outgoing] if self._draws else None
+        self._calls.compress(job, states, drawn, ratios)
+        if self._draws_alike:
+            positions = dict(zip(self._outgoing, drawn))
+            self._drawn = [positions[chunk] for chunk in self._calls.delivered]
+
+    def answer(self, job: Job) -> None:
+        owned = self._aggregated
+        if owned:
+            states = [job.state_for(c.aggregator, c.piece.tensor) for c in owned]
+            drawn = [c.aggregator.take_draws() for c in owned] if self._draws else None
+            self._calls.aggregate(states, drawn)
+
+    def deliver(self, job: Job) -> List[str]:
+        finite = self._calls.decompress(job, self._drawn)
+        pairs = zip(self._calls.delivered, finite)
+        return [chunk.piece.tensor for chunk, is_finite in pairs if not is_finite]
+
+
+class SummedCoding(PayloadCoding):
+    """Chunks with the same compression whose payloads are values that can be added."""
+
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
+        super().__init__(chunks, buffers, arrays)
+        self._owned = [
+            (buffers.received[c].view(c.plan.dtype), buffers.answer[c].view(c.plan.dtype))
+            for c in chunks
+            if c in buffers.received
+        ]
+
+    def answer(self, job: Job) -> None:
+        for received, answer in self._owned:
+            answer[:] = received[0]
+            for values in received[1:]:
+                answer += values
+
+
+class HostCalls:
+    """`arrays.Calls` on the CPU, for values in host memory."""
+
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        self.outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
+        aggregated = buffers.aggregated(chunks)
+        self._compress = kernels.Batch(
+            "compress",
+            [chunk.coder.codec for chunk in self.outgoing],
+            payload=[buffers.sent[chunk] for chunk in self.outgoing],
+        )
+        self._aggregate = kernels.Batch(
+            "aggregate",
+            [chunk.aggregator.codec for chunk in aggregated],
+            payload=[buffers.answer[chunk] for chunk in aggregated],
+            payloads=[buffers.received[chunk] for chunk in aggregated],
+        )
+        self._decompress = batch_of_answers("decompress", self.delivered, buffers)
+
+    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
+        address = job.request.values.address
+        addresses = [address(chunk.piece) for chunk in self.outgoing]
+        self.compress_at(addresses, job.scale, states, positions, ratios)
+
+    def compress_at(
+        self,
+        addresses: Sequence[int],
+        scale: float,
+        states: States,
+        positions: Positions,
+        ratios: Ratios,
+    ) -> None:
+        """Compress the values at these addresses."""
+        self._compress(addresses, positions, scale, ratios, states)
+
+    def aggregate(self, states: States, positions: Positions) -> None:
+        self._aggregate(positions=positions, states=states)
+
+    def decompress(self, job: Job, positions: Positions) -> List[bool]:
+        address = job.request.sums.address
+        return self.decompress_to([address(chunk.piece) for chunk in self.delivered], positions)
+
+    def decompress_to(self, addresses: Sequence[int], positions: Positions) -> List[bool]:
+        """Write the sums to these addresses. Return for each whether it is finite."""
+        self._decompress(addresses, positions)
+        return finite(self._decompress)
+
+
+def batch_of_answers(
+    function: str, delivered: Sequence[ExchangedChunk], buffers: Buffers
+) -> kernels.Batch:
+    """Return calls on the CPU for the sums that this worker gets."""
+    codecs = [chunk.coder.codec for chunk in delivered]
+    return kernels.Batch(function, codecs, payloads=[buffers.answers[c] for c in delivered])
+
+
+def finite(batch: kernels.Batch) -> List[bool]:
+    """Return for each call whether its values are finite."""
+    return [bool(status.finite) for status in batch.statuses]
+
+
+def codings(chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> List[Coding]:
+    """Return a coding for each group of chunks that one call can compress."""
+    groups: Dict[Tuple, List[ExchangedChunk]] = {}
+    for chunk in chunks:
+        groups.setdefault(chunk.coding, []).append(chunk)
+    kinds = {PLAIN: PlainCoding, SUMMED: SummedCoding}
+    return [
+        kinds.get(group[0].kind, PayloadCoding)(group, buffers, arrays) for group in groups.values()
+    ]

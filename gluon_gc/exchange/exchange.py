@@ -1,0 +1,381 @@
+"""The exchange: sums tensors over workers, in compressed form.
+
+Tensors are cut into chunks. Each chunk has an owner, which is one of the workers:
+
+    every worker  -- payload -->  owner  -- compressed sum -->  all workers
+
+A transfer is a set of neighbouring chunks that share these two collectives. Its stages (encode,
+sum, decode) run on threads of their own, so that transfers overlap. Large uncompressed chunks do
+not need an owner: the engine's all-reduce sums them.
+
+A `Lane` has the tensors of one kind: the gradients, or the vectors of one kind of round. All lanes
+of an `Exchange` share its threads and connections.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from .. import env, plan
+from ..agreement import Facts, Message, compare, reach
+from ..plan import Chunk
+from ..random_streams import StreamStarts
+from . import header
+from .allreduce import LARGE_BYTES, sums_in_place
+from .arrays import Arrays
+from .chunk import ExchangedChunk
+from .coder import Coder
+from .header import SAME, OutOfStepError, Stamp
+from .job import Done, Job, Request, Result, Task
+from .machines import Machines
+from .pipeline import Pipeline
+from .transfer import STAGES, Stages
+from .transfers import Transfers, abandon
+from .transport import Members
+
+_SETTING_UP = "set up their compression"
+_OWNED_BYTES = 16 * 1024  # the most bytes of a chunk whose owner sums values
+
+
+class DeclaredTensor(NamedTuple):
+    """A tensor that workers will exchange."""
+
+    plan: plan.Tensor
+    wire: str  # the dtype of its values if they are sent uncompressed
+    device: Any
+
+    def exchanged(
+        self,
+        chunk: Chunk,
+        owner: int,
+        arrays: Arrays,
+        device: Any,
+        coder: Optional[Coder] = None,
+        aggregator: Optional[Coder] = None,
+        **more: Any,
+    ) -> ExchangedChunk:
+        """Return a chunk of this tensor with its owner and coders; see `ExchangedChunk`."""
+        floating = self.plan.floating
+        return ExchangedChunk(
+            chunk,
+            owner,
+            self.wire,
+            arrays.itemsize(self.wire),
+            plan.working_dtype(self.plan.dtype) if floating else "float64",
+            device,
+            self.plan.checked,
+            coder,
+            aggregator,
+            **more,
+        )
+
+
+class Exchange:
+    """Sums tensors over its members.
+
+    All workers must create their exchanges in the same order, and call their methods in the same
+    order. `machines` sum their workers' values first; None if there are none.
+    """
+
+    def __init__(
+        self, members: Members, arrays: Arrays, machines: Optional[Machines] = None
+    ) -> None:
+        self.members, self.arrays, self.machines = members, arrays, machines
+        self.rank, self.workers = members.rank, len(members.ranks)
+        self.transfers = Transfers(members, arrays, machines)
+        self.streams = StreamStarts(lambda own: self.gather_objects(own)[0])
+        self._progress = _Progress(self.transfers)
+        stages = STAGES[1:-1] if machines is None else STAGES
+        self._pipeline = Pipeline(
+            stages, self._progress.done, self._progress.failed, self.transfers.broken
+        )
+        self._numbers, self._lanes = itertools.count(), itertools.count()
+        self._closed = False
+        self._release = weakref.finalize(
+            self, _release, self._pipeline, self.transfers, members, machines
+        )
+
+    def agree(self, facts: Facts, doing: str = _SETTING_UP) -> None:
+        """Raise a RuntimeError unless all workers state the same facts.
+
+        `doing` is the common action of the workers, for the warning about a worker that does not
+        come.
+        """
+
+        def ask(message: Message) -> Message:
+            return compare(self.gather_objects(message, doing))
+
+        reach(self.members.ranks[self.rank], facts, ask)
+
+    def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> List[Any]:
+        """Return the objects of all workers, by rank. No job may be under way; see `agree`."""
+        return self.members.gather(mine, doing)
+
+    def lane(self) -> Lane:
+        """Return a new lane. All workers call this."""
+        return Lane(self, next(self._lanes))
+
+    def know(self, tensors: Iterable[plan.Tensor]) -> None:
+        """Know the names of tensors, for messages about weights that differ."""
+        for tensor in tensors:
+            self._progress.names[1 + tensor.index] = tensor.name
+            self._progress.unused.add(tensor.name)
+
+    def start(self, request: Request, transfers: Sequence[Stages], done: Done) -> None:
+        """Start to exchange a request's tensors. `done` is called on another thread at the end."""
+        self.require_open()
+        divisor = request.divisor * (self.workers if request.average else 1)
+        job = Job(request, next(self._numbers), 1.0 / divisor)
+        self._progress.unused.difference_update(request.values.names)
+        self._progress.begin(job, len(transfers), done)
+        for transfer in transfers:
+            self._pipeline.put(Task(transfer, job))
+
+    def require_open(self) -> None:
+        """Raise a RuntimeError if the exchange is closed."""
+        if self._closed:
+            raise RuntimeError(
+                "nothing can be averaged after bps.shutdown() or bps.suspend(): create the objects "
+                "that use torch.distributed again"
+            )
+
+    def close(self) -> None:
+        """Stop the threads, and release the connections."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+
+class Lane:
+    """The tensors of one kind in an exchange. `chunks` has their chunks in order."""
+
+    def __init__(self, exchange: Exchange, number: int) -> None:
+        self.exchange, self._number = exchange, number
+        self.chunks: List[ExchangedChunk] = []
+        self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
+        self._tensors: Dict[str, DeclaredTensor] = {}
+        self._loads = [0] * exchange.workers  # bytes by owner
+        self._kept: Set[Tuple[int, Tuple[str, ...]]] = set()  # the keys of its transfers
+
+    def declare(
+        self, tensors: Sequence[DeclaredTensor], minimum: Optional[int] = None, about: Facts = ()
+    ) -> None:
+        """Prepare the exchange of these tensors. All workers call this with the same tensors.
+
+        Parameters
+        ----------
+        tensors : sequence of DeclaredTensor
+            In the approximate order in which they will be ready.
+        minimum : int, optional
+            Tensors with fewer bytes are not compressed. Default: BYTEPS_MIN_COMPRESS_BYTES.
+        about : Facts
+            Additional facts that must be the same on all workers.
+
+        Raises
+        ------
+        RuntimeError
+            The workers have different versions, settings or tensors.
+        """
+        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
+        plans = [tensor.plan for tensor in tensors]
+        plan.warn_if_uncompressed(plans, minimum)
+        on_gpu = {t.plan.name for t in tensors if self._keeps_payloads(t)}
+        engines = [
+            (f"tensor '{tensor.name}'", {"over_nccl": tensor.name in on_gpu}) for tensor in plans
+        ]
+        self.exchange.agree([*about, *plan.facts(plans), *engines])
+        cut = [(tensor, self._cut(tensor, minimum)) for tensor in tensors]
+        for device in {t.device for t in tensors if t.plan.name in on_gpu}:
+            self.exchange.arrays.device_collectives(device)  # all workers connect together
+        self.exchange.streams.draw([chunk for _, chunks in cut for chunk in chunks])
+        self.exchange.know(plans)
+        for tensor, chunks in cut:
+            name = tensor.plan.name
+            self._tensors[name] = tensor
+            self._of_tensor[name] = [
+                self._exchanged_chunk(tensor, chunk, name in on_gpu) for chunk in chunks
+            ]
+            self.chunks += self._of_tensor[name]
+
+    def _keeps_payloads(self, tensor: DeclaredTensor) -> bool:
+        """Return whether a tensor's payloads stay in GPU memory, if their length is fixed."""
+        params = tensor.plan.params
+        sums_on_host = self.exchange.machines is not None and params.hierarchical
+        if params.compressor is None or sums_on_host:
+            return False
+        return self.exchange.arrays.keeps_payloads(tensor.device, params.compressor)
+
+    def _cut(self, tensor: DeclaredTensor, minimum: int) -> List[Chunk]:
+        """Cut a tensor. An uncompressed one is cut into small chunks: owners share its bytes.
+
+        If it is large, it has no owner (`sums_in_place`), and is not cut smaller.
+        """
+        most = env.get("BYTEPS_PARTITION_BYTES")
+        num_bytes = tensor.plan.size * self.exchange.arrays.itemsize(tensor.wire)
+        if num_bytes < LARGE_BYTES and not plan.travels_compressed(tensor.plan, minimum):
+            most = min(most, _OWNED_BYTES)
+        return plan.cut([tensor.plan], most, minimum)
+
+    def _exchanged_chunk(
+        self, tensor: DeclaredTensor, chunk: Chunk, may_stay_on_gpu: bool
+    ) -> ExchangedChunk:
+        """Return a chunk with its coders and its owner: the worker with the fewest bytes so far."""
+        arrays, machines = self.exchange.arrays, self.exchange.machines
+        owner = least = self._loads.index(min(self._loads))
+        node, mine, local, device = self.exchange.rank, True, None, tensor.device
+        if machines is not None and tensor.plan.params.hierarchical:
+            node = machines.number
+            owner, local = divmod(owner, machines.local_size)
+            device = arrays.host  # a machine sums its workers' values there
+            mine = local == machines.local_rank
+        coder, aggregator, on_gpu = None, None, False
+        if chunk.params is not None and mine:
+            start, coder_of = self.exchange.streams.start, arrays.coder
+            index, begin = tensor.plan.index, chunk.slices[0].begin
+            size = chunk.size, chunk.dtype
+            coder = coder_of(device, chunk.params, *size, start(chunk, node, index, begin))
+            on_gpu = may_stay_on_gpu and chunk.aggregated and coder.has_fixed_length
+            if chunk.aggregated and owner == node:
+                params, start_of_sums = chunk.params.aggregators, start(chunk, None, index, begin)
+                where = device if on_gpu else arrays.host
+                aggregator = coder_of(where, params, *size, start_of_sums)
+        exchanged = tensor.exchanged(
+            chunk, owner, arrays, device, coder, aggregator, local=local, on_gpu=on_gpu
+        )
+        if not sums_in_place(exchanged, arrays):
+            self._loads[least] += chunk.message_bytes
+        return exchanged
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, from 0, for compressors with a warm-up. No job may be under way."""
+        for chunk in self.chunks:
+            if chunk.coder is not None:
+                chunk.coder.set_epoch(epoch)
+        self.exchange.transfers.drop(self._kept)
+        self._kept.clear()
+
+    def set_momentum(self, mu: float) -> None:
+        """Set the coefficient of all momentum. No job may be under way."""
+        for chunk in self.chunks:
+            if chunk.coder is not None:
+                chunk.coder.set_momentum(mu)
+
+    def replace_momentum(self, name: str, values: np.ndarray) -> None:
+        """Replace the momentum of a tensor's sum over all workers. No job may be under way.
+
+        `values` are flat, and the same on all workers. Each sender gets an equal share.
+        """
+        for chunk in self._of_tensor[name]:
+            exchange = self.exchange
+            senders = exchange.workers if chunk.local is None else exchange.machines.count
+            if chunk.coder is not None and chunk.coder.codec.momentum:
+                chunk.coder.replace_momentum(values[chunk.piece.begin : chunk.piece.end] / senders)
+
+    def start(self, request: Request, done: Done) -> None:
+        """Start to exchange dense tensors. `done` is called on another thread at the end."""
+        names, device = tuple(request.values.names), request.values.device
+        for name in names:
+            declared_device = self._tensors[name].device
+            if declared_device != device:
+                raise ValueError(
+                    f"tensor '{name}' is on {device}, but was on {declared_device} when its "
+                    "compression was set up"
+                )
+        self.exchange.start(request, self._transfers(names), done)
+
+    def _transfers(self, names: Tuple[str, ...]) -> List[Stages]:
+        """Return the transfers of tensors that are exchanged in one job."""
+        transfers, key = self.exchange.transfers, (self._number, names)
+        if key not in self._kept:
+            old_keys = [old for old in self._kept if not set(names).isdisjoint(old[1])]
+            transfers.drop(old_keys)
+            self._kept.difference_update(old_keys)
+            self._kept.add(key)
+        return transfers.of(
+            key, lambda: transfers.made([c for name in names for c in self._of_tensor[name]])
+        )
+
+    def take_back(self, names: Iterable[str]) -> None:
+        """Undo the last exchange of these tensors, see `Coder.turn`. No job may be under way."""
+        for chunk in itertools.chain.from_iterable(self._of_tensor[name] for name in names):
+            for coder in (chunk.coder, chunk.aggregator):
+                if coder is not None:
+                    coder.take_back()
+
+
+@dataclass
+class _Progress:
+    """The jobs under way. Only the last thread of the pipeline ends them."""
+
+    transfers: Transfers
+    names: Dict[int, str] = field(default_factory=dict)  # by their numbers in samples of weights
+    unused: Set[str] = field(default_factory=set)  # tensors that were never exchanged
+    _under_way: Dict[int, _UnderWay] = field(default_factory=dict)
+
+    def begin(self, job: Job, transfers: int, done: Done) -> None:
+        """Expect the end of a job's transfers."""
+        under_way = _UnderWay(transfers, done)
+        if transfers:
+            self._under_way[job.number] = under_way
+        else:
+            under_way.finish(Result((), ()), None)
+
+    def done(self, task: Task) -> None:
+        """End a task, and its job if this was the last transfer."""
+        under_way = self._under_way[task.job.number]
+        under_way.transfers -= 1
+        under_way.nonfinite += task.nonfinite
+        under_way.unused |= task.unused
+        if task.outcome != SAME:
+            under_way.outcome = task.outcome
+        if not under_way.transfers:
+            del self._under_way[task.job.number]
+            problem = header.problem(under_way.outcome, self.names, self.unused)
+            error = RuntimeError(problem) if problem else None
+            under_way.finish(Result(under_way.nonfinite, under_way.unused), error)
+
+    def failed(self, task: Task, error: BaseException) -> None:
+        """End a task that an error has stopped, and its job."""
+        if isinstance(error, OutOfStepError):
+            abandon([task.transfer], error.outcome)  # it may be newer than the error
+        under_way = self._under_way.pop(task.job.number, None)
+        if under_way is not None:
+            if not isinstance(error, OutOfStepError):
+                error = RuntimeError(
+                    "gradients could not be exchanged: another worker may have ended, or made a "
+                    f"different call: {error}"
+                )
+            under_way.finish(None, error)
+
+
+@dataclass
+class _UnderWay:
+    """A job that has started, and what its transfers have found so far."""
+
+    transfers: int  # that have not ended
+    _done: Done
+    nonfinite: List[str] = field(default_factory=list)
+    unused: Set[str] = field(default_factory=set)
+    outcome: Stamp = SAME
+
+    def finish(self, result: Optional[Result], error: Optional[BaseException]) -> None:
+        """Call `done`. If it raises, call it with its error: somebody waits for the job."""
+        try:
+            self._done(result if error is None else None, error)
+        except Exception as failed:
+            self._done(None, error or failed)
+
+
+def _release(
+    pipeline: Pipeline, transfers: Transfers, members: Members, machines: Optional[Machines]
+) -> None:
+    """Stop the threads of an exchange that is closed or garbage, and release its connections."""
+    pipeline.close()
+    members.close(transfers if transfers.out_of_step else None)
+    if machines is not None:
+        machines.close()

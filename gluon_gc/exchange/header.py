@@ -1,0 +1,175 @@
+"""The header at the start of a message, in front of its chunks.
+
+    version, contributors: 2 bytes each | stamp: 28 bytes | a gradient? 1 byte for each chunk
+
+In a step, the stamp must be the same on all workers. In an owner's answer, the stamp is replaced by
+the result of this comparison. "Contributors" is the number of workers whose values are in the
+message. There is a gradient if one of them has one.
+
+After a caught error, a worker may exchange other tensors than its peers, or those of another step.
+No later message would find its counterpart, so the first worker that notices it sends the outcome
+to all others, in place of all messages that they may wait for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from types import MappingProxyType
+from typing import Collection, Iterable, Mapping, NamedTuple, Sequence, Tuple, Union
+
+import numpy as np
+
+from ..plan import Slice
+from . import weight_samples
+from .collectives import WireSize
+
+VERSION = 2
+_HEAD_BYTES = 32
+_FIRST, _TENSORS = 0, 4  # columns of a header's words: the first is the version and contributors
+_PROBLEMS = {
+    1: "worker {} is in another step than other workers",
+    2: "worker {} has applied other averages than other workers",
+    3: "the learning rates of worker {} differ from those of other workers",
+    4: "worker {} exchanges other tensors than other workers",
+    5: "the weights of parameter {1} differ between worker {0} and other workers. {2}",
+}
+_UNUSED = (
+    "Its gradient was never averaged: wrap the module that has it in DistributedDataParallel, "
+    "together with the rest of the model. If the weights may differ, do not pass the parameter to "
+    "CompressionState"
+)
+_OUT_OF_STEP, _OTHER_TENSORS, _OTHER_WEIGHTS = 1, 4, 5
+_BROKEN = 2**32 - 1  # as `tensors`: the stamp is an outcome
+
+
+class Stamp(NamedTuple):
+    """Numbers below 2^32 that must be the same on all workers in a step."""
+
+    step: int = 0  # from 1; 0: this worker has no gradients, and its stamp is not compared
+    undone: int = 0  # a checksum of the exchanges that were taken back so far
+    rates: int = 0  # a checksum of the optimizer's learning rates
+    tensors: int = 0  # a checksum of the job's number and of its slices; always compared
+    sample: int = 0  # a `WeightSample`, and the bits of its floats, which may differ by rounding
+    weight: int = 0
+    largest: int = 0
+
+
+SAME = Stamp()
+"""The outcome if all stamps are equal. Otherwise: a key of _PROBLEMS, a worker's rank, and the
+number of the parameter whose weights differ, or 0."""
+
+
+class OutOfStepError(RuntimeError):
+    """The workers exchange different tensors, or those of different steps."""
+
+    def __init__(self, outcome: Stamp) -> None:
+        super().__init__(problem(outcome))
+        self.outcome = outcome
+
+
+def checksum(rates: Iterable[float]) -> int:
+    """Return a 32-bit checksum of learning rates."""
+    return zlib.crc32(np.array(list(rates), np.float64).tobytes())
+
+
+def bits(value: float) -> int:
+    """Return the bits of a float32."""
+    return int(np.float32(value).view(np.uint32))
+
+
+def identity(slices: Iterable[Slice]) -> int:
+    """Return a 32-bit checksum of the slices that a transfer sends."""
+    return zlib.crc32(repr(list(slices)).encode())
+
+
+def checksum_of_job(number: int, identity: int) -> int:
+    """Return a checksum for `Stamp.tensors`, given a job's number and a transfer's `identity`."""
+    return zlib.crc32(number.to_bytes(8, "little"), identity) % _BROKEN
+
+
+def wire_size(chunks: int) -> WireSize:
+    """Return the size of a header for this number of chunks."""
+    return WireSize(_HEAD_BYTES + chunks)
+
+
+def write(
+    room: np.ndarray, stamp: Stamp, present: Union[bool, Sequence[bool]], contributors: int = 1
+) -> None:
+    """Write a header to its room: uint8, shape (bytes,). `present`: for all chunks or for each."""
+    room[:_HEAD_BYTES].view(np.uint32)[:] = (VERSION << 16 | contributors, *stamp)
+    room[_HEAD_BYTES:] = present
+
+
+def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, np.ndarray, int]:
+    """Compare the headers of the workers with these ranks: uint8, shape (workers, bytes).
+
+    Return the outcome, for each chunk whether there is a gradient, and the number of contributors.
+    """
+    words = rows[:, :_HEAD_BYTES].view(np.uint32)
+    contributors = int((words[:, _FIRST] & 0xFFFF).sum())
+    return compared(words[:, 1:], ranks), rows[:, _HEAD_BYTES:].any(axis=0), contributors
+
+
+def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
+    """Compare the stamps, shape (workers, 7), of the workers with these ranks."""
+    tensors = stamps[:, _TENSORS - 1]
+    if (stamps == stamps[0]).all() and tensors[0] != _BROKEN:
+        return SAME  # in nearly all steps
+    (broken,) = np.nonzero(tensors == _BROKEN)
+    if broken.size:
+        return Stamp(*stamps[broken[0], :2].tolist())
+    (with_gradients,) = np.nonzero(stamps[:, 0])
+    for kind in range(1, _OTHER_WEIGHTS):
+        workers = np.arange(len(stamps)) if kind == _OTHER_TENSORS else with_gradients
+        column = stamps[workers, kind - 1]
+        (others,) = np.nonzero(column != column[:1])
+        if others.size:
+            return Stamp(kind, ranks[workers[others[0]]])
+    return _compared_weights(stamps[with_gradients, _TENSORS:], np.take(ranks, with_gradients))
+
+
+def _compared_weights(samples: np.ndarray, ranks: np.ndarray) -> Stamp:
+    """Compare the samples, shape (workers, 3), of the workers with these ranks."""
+    sampled = samples[:, 0] != 0
+    if sampled.any():
+        weights = np.ascontiguousarray(samples[sampled, 1:]).view(np.float32)
+        worker = weight_samples.first_different(weights)
+        if worker is not None:
+            number = int(samples[sampled][0, 0])
+            return Stamp(_OTHER_WEIGHTS, int(ranks[sampled][worker]), number)
+    return SAME
+
+
+def read_answer(room: np.ndarray) -> Tuple[Stamp, np.ndarray, int]:
+    """Return an owner's outcome, for each chunk whether there is a gradient, and contributors."""
+    contributors, *outcome = room[:_HEAD_BYTES].view(np.uint32)[:_TENSORS].tolist()
+    return Stamp(*outcome), room[_HEAD_BYTES:] != 0, contributors & 0xFFFF
+
+
+def broken(outcome: Stamp) -> np.ndarray:
+    """Return the header of a worker that has noticed this outcome, without chunks: uint8."""
+    room = np.zeros(_HEAD_BYTES, np.uint8)
+    write(room, outcome._replace(tensors=_BROKEN), (), 0)
+    return room
+
+
+def require_in_step(outcome: Stamp) -> None:
+    """Raise OutOfStepError if later messages of the workers do not belong together either."""
+    if outcome[0] in (_OUT_OF_STEP, _OTHER_TENSORS):
+        raise OutOfStepError(outcome)
+
+
+def problem(
+    outcome: Stamp,
+    names: Mapping[int, str] = MappingProxyType({}),
+    unused: Collection[str] = (),
+) -> str:
+    """Return an error message for an outcome; empty if the stamps were equal.
+
+    `names` has the names of parameters by their numbers in samples. The parameters in `unused` were
+    never exchanged.
+    """
+    kind, rank, number, *_ = outcome
+    name = names.get(number)
+    advice = _UNUSED if name in unused else weight_samples.ADVICE
+    return "" if outcome == SAME else _PROBLEMS[kind].format(rank, name, advice)

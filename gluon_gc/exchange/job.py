@@ -1,0 +1,84 @@
+"""Request, Job and Result: tensors that are being exchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optional, Set
+
+from .. import kernels
+from . import header
+from .arrays import Values
+from .coder import Coder
+from .header import SAME, Stamp
+
+
+@dataclass(frozen=True)
+class Request:
+    """Tensors whose values are to be replaced by their averages or sums over workers."""
+
+    values: Values
+    average: bool = True
+    divisor: float = 1.0  # this worker's values are divided by it first
+    ratios: Mapping[str, float] = field(default_factory=dict)  # previous learning rate / current
+    absent: Collection[str] = ()  # tensors without a gradient here; their values are zeros
+    stamp: Stamp = SAME  # must be the same on all workers
+    continues: Optional[Collection[str]] = None
+    """The tensors whose last exchange this one continues, see `Coder.turn`. None: this exchange
+    cannot be taken back."""
+    output: Optional[Values] = None  # where the sums are written; None: they replace the values
+
+    @property
+    def sums(self) -> Values:
+        """Where the sums are written."""
+        return self.values if self.output is None else self.output
+
+
+class Result(NamedTuple):
+    """What an exchange found in the tensors of a request."""
+
+    nonfinite: Collection[str]  # the tensors whose sum has a NaN or an infinity
+    unused: Collection[str]  # the tensors without a gradient on any worker; nothing has changed
+
+
+Done = Callable[[Optional[Result], Optional[BaseException]], None]
+"""Called on another thread at the end of an exchange, with the result or with an error."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request on its way. The exchange has started `number` jobs before."""
+
+    request: Request
+    number: int
+    scale: float  # of this worker's values
+    contributors: int = 1  # the number of workers whose sum they are
+
+    def state_for(self, coder: Coder, tensor: str) -> kernels.StateOfCall:
+        """Return where a coder reads and writes its state when it compresses part of a tensor."""
+        continues = self.request.continues
+        return coder.in_place() if continues is None else coder.turn(tensor in continues)
+
+    def stamp_of(self, identity: int) -> Stamp:
+        """Return the stamp for a transfer with this `header.identity`."""
+        tensors = header.checksum_of_job(self.number, identity)
+        return self.request.stamp._replace(tensors=tensors)
+
+
+@dataclass
+class Task:
+    """The part of a job that one transfer carries.
+
+    It passes from stage to stage. Only the thread of its stage uses it.
+    """
+
+    transfer: Any
+    job: Job
+    outcome: Stamp = SAME  # of the comparison of all workers' stamps
+    nonfinite: List[str] = field(default_factory=list)
+    unused: Set[str] = field(default_factory=set)
+    under_way: Any = None  # what a stage leaves for the next one
+
+    def note(self, outcome: Stamp) -> None:
+        """Keep an outcome that shows a difference between workers."""
+        if outcome != SAME:
+            self.outcome = outcome

@@ -1,0 +1,267 @@
+"""Transfers: chunks that travel together in every step, and the stages of their way."""
+
+from __future__ import annotations
+
+from typing import (
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+import numpy as np
+
+from . import header
+from .arrays import Arrays
+from .chunk import GATHERED, ExchangedChunk
+from .coding import Buffers, codings
+from .collectives import Collectives, WireSize
+from .header import SAME, Stamp
+from .job import Job, Task
+from .meter import Meter, shares_of
+from .transport import Members
+
+
+class Stages(Protocol):
+    """Tensors, or parts of tensors, that travel together in every step.
+
+    The stages of a task are called in the order below, each on its own thread. An earlier stage may
+    already handle the next job. All workers call each stage for the same jobs in the same order.
+    Subclasses omit stages that have nothing to do.
+    """
+
+    meter: Meter  # bytes and seconds of this worker
+
+    def shares(self) -> Iterable[Tuple[str, float]]:
+        """Return, for each part, its tensor's name and its share of the meter's numbers."""
+        raise NotImplementedError
+
+    def begin(self, task: Task) -> None:
+        """Send the job's values to the workers of the same machine.
+
+        This stage and `finish` exist only if machines sum their workers' values first.
+        """
+
+    def send(self, task: Task) -> None:
+        """Send the job's values or payloads to the owners."""
+
+    def answer(self, task: Task) -> None:
+        """As an owner, sum the received data, and send the sum to all workers."""
+
+    def deliver(self, task: Task) -> None:
+        """Wait for the sums, and write them to the job's values."""
+
+    def finish(self, task: Task) -> None:
+        """Write sums that other workers of the machine received to the job's values."""
+
+    def abandon(self, outcome: Stamp) -> None:
+        """Send this outcome to all workers that may wait for a message of this transfer.
+
+        No stage is called afterwards, but one may be running on another thread.
+        """
+
+
+STAGES: Sequence[Callable[[Task], None]] = (
+    lambda task: task.transfer.begin(task),
+    lambda task: task.transfer.send(task),
+    lambda task: task.transfer.answer(task),
+    lambda task: task.transfer.deliver(task),
+    lambda task: task.transfer.finish(task),
+)
+"""The stages in their order, for a `Pipeline`."""
+
+
+class Link(NamedTuple):
+    """What a transfer needs to travel: the workers, the front end's arrays, and a tag."""
+
+    members: Members
+    arrays: Arrays
+    collectives: Collectives
+    tag: int  # the same on all workers, and different for each transfer
+
+
+class Transfer(Stages):
+    """Chunks that travel together, in a collective to their owners and one to all workers."""
+
+    def __init__(self, chunks: Sequence[ExchangedChunk], link: Link) -> None:
+        members, self._arrays = link.members, link.arrays
+        rank, ranks = members.rank, members.ranks
+        gathered = [chunk for chunk in chunks if chunk.kind == GATHERED]
+        owned = [
+            [c for c in chunks if c.kind != GATHERED and c.owner == worker]
+            for worker in range(len(ranks))
+        ]
+        others = [chunk for owner_chunks in owned for chunk in owner_chunks]
+        self.chunks, self.meter = [*gathered, *others], Meter()
+        self._identity = header.identity(chunk.piece for chunk in self.chunks)
+        gathered_sizes, *sizes = map(wire_sizes, (gathered, *owned))
+        headed, no_owners = with_headers(sizes)
+        self._num_gathered = len(gathered_sizes)
+        to_owners, to_all = link.collectives
+        self._to_all = to_all(members, link.tag, gathered_sizes, sizes)
+        self._to_owners = to_owners(members, link.tag, headed, no_owners) if others else None
+        rooms, rows = iter(self._to_all.rooms), iter(self._to_all.rows)
+        sent, answer, received, answers = {}, {}, {}, {}
+        self._gathered = Section(gathered, rooms, sent)
+        self._answer = Section(owned[rank], rooms, answer)
+        self._gathered_rows = Section(gathered, rows, answers, ranks)
+        self._answers = [Section(owner_chunks, rows, answers) for owner_chunks in owned]
+        if self._to_owners is not None:
+            rooms = iter(self._to_owners.rooms)
+            self._sent = [Section(owner_chunks, rooms, sent, headed=True) for owner_chunks in owned]
+            rows = iter(self._to_owners.rows)
+            senders = [ranks[sender] for sender in self._to_owners.senders]
+            self._received = Section(owned[rank], rows, received, senders, headed=True)
+        buffers = Buffers(sent, received, answer, answers)
+        self._of_gathered = codings(gathered, buffers, self._arrays)
+        self._of_others = codings(others, buffers, self._arrays)
+
+    def shares(self) -> Iterator[Tuple[str, float]]:
+        return shares_of(self.chunks)
+
+    def send(self, task: Task) -> None:
+        """Encode the job's values, and send them to their owners."""
+        if self._to_owners is None:
+            return
+        with self.meter.timing("compress_seconds"):
+            for section in self._sent:
+                section.write(task.job, self._identity)
+            for coding in self._of_others:
+                coding.encode(task.job)
+        self.meter.pushed_bytes += self._to_owners.start()
+
+    def answer(self, task: Task) -> None:
+        """Encode gathered chunks, sum the chunks that this worker owns, and send both to all."""
+        with self.meter.timing("compress_seconds"):
+            self._gathered.write(task.job, self._identity)
+            for coding in self._of_gathered:
+                coding.encode(task.job)
+        if self._to_owners is not None:
+            with self.meter.timing("wait_seconds"):
+                self._to_owners.wait()
+            self._aggregate(task.job)
+            self._to_owners.expect()
+        used = self._to_all.start()
+        self.meter.pushed_bytes += sum(used[: self._num_gathered])  # without the answers
+
+    def _aggregate(self, job: Job) -> None:
+        """Sum the chunks that this worker owns. Unused chunks do not change their aggregator."""
+        found = self._received.read()
+        header.require_in_step(found.outcome)
+        for coding in self._of_others:
+            coding.answer(job)
+        for chunk in found.unused:
+            if chunk.aggregator is not None:
+                chunk.aggregator.take_back_last()
+        self._answer.write_answer(found)
+
+    def deliver(self, task: Task) -> None:
+        """Wait for the sums, and write them to the job's values."""
+        with self.meter.timing("wait_seconds"):
+            self.meter.pulled_bytes += self._to_all.wait()
+        read = [self._gathered_rows.read(), *(section.read_answer() for section in self._answers)]
+        for found in read:
+            header.require_in_step(found.outcome)
+        with self.meter.timing("decompress_seconds"):
+            for coding in (*self._of_gathered, *self._of_others):
+                task.nonfinite += coding.deliver(task.job)
+            for found in read:
+                task.note(found.outcome)
+                if found.unused:
+                    self._leave_out(task, found.unused)
+        self._to_all.expect()
+        self.meter.steps += 1
+
+    def _leave_out(self, task: Task, unused: Set[ExchangedChunk]) -> None:
+        """Undo the exchange of chunks without a gradient on any worker."""
+        sums = task.job.request.sums
+        with sums.queue():
+            for chunk in unused:
+                self._arrays.zero(sums.of(chunk.piece))
+        for chunk in unused:
+            task.unused.add(chunk.piece.tensor)
+            if chunk.coder is not None:
+                chunk.coder.take_back_last()
+
+    def abandon(self, outcome: Stamp) -> None:
+        told = header.broken(outcome)
+        if self._to_owners is not None:
+            self._to_owners.send_instead(told)
+        self._to_all.send_instead(told)
+
+
+def wire_sizes(chunks: Sequence[ExchangedChunk]) -> List[WireSize]:
+    """Return the sizes of a header and of the chunks after it; empty without chunks."""
+    return [header.wire_size(len(chunks)), *(c.wire_size for c in chunks)] if chunks else []
+
+
+def with_headers(sizes: Sequence[List[WireSize]]) -> Tuple[List[List[WireSize]], Set[int]]:
+    """Give a header to owners without chunks too. Return all sizes, and these owners."""
+    no_owners = {owner for owner, owner_sizes in enumerate(sizes) if not owner_sizes}
+    return [owner_sizes or [header.wire_size(0)] for owner_sizes in sizes], no_owners
+
+
+class Found(NamedTuple):
+    """What the headers of some workers say."""
+
+    outcome: Stamp = SAME
+    unused: Set[ExchangedChunk] = frozenset()  # the chunks without a gradient
+    contributors: int = 0
+
+
+class Section:
+    """Chunks with a common header.
+
+    `rooms` yields the memory of the header, then that of each chunk, which `buffers` gets. Memory
+    of other sections may follow. `read` compares the headers of the workers in `ranks`. `headed`:
+    there is a header even without chunks.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[ExchangedChunk],
+        rooms: Iterator[np.ndarray],
+        buffers: Dict[ExchangedChunk, np.ndarray],
+        ranks: Sequence[int] = (),
+        headed: bool = False,
+    ) -> None:
+        self.chunks, self._ranks = chunks, ranks
+        self._headed = headed or bool(chunks)
+        if self._headed:
+            self._header = next(rooms)
+            buffers.update(zip(chunks, rooms))
+
+    def write(self, job: Job, identity: int) -> None:
+        """Write a header with the chunks that have a gradient, and a transfer's `identity`."""
+        if self._headed:
+            absent = job.request.absent
+            present = not absent or [chunk.piece.tensor not in absent for chunk in self.chunks]
+            header.write(self._header, job.stamp_of(identity), present, job.contributors)
+
+    def read(self) -> Found:
+        """Compare the headers of several workers."""
+        if not self._headed:
+            return Found()
+        return self._found(*header.read(self._header, self._ranks))
+
+    def write_answer(self, found: Found) -> None:
+        """Write the result of `read` as an owner's header."""
+        if self.chunks:
+            present = not found.unused or [chunk not in found.unused for chunk in self.chunks]
+            header.write(self._header, found.outcome, present, found.contributors)
+
+    def read_answer(self) -> Found:
+        """Return the result of `read` from an owner's header."""
+        return self._found(*header.read_answer(self._header[0])) if self.chunks else Found()
+
+    def _found(self, outcome: Stamp, present: np.ndarray, contributors: int) -> Found:
+        if present.all():
+            return Found(outcome, frozenset(), contributors)
+        unused = {chunk for chunk, here in zip(self.chunks, present) if not here}
+        return Found(outcome, unused, contributors)

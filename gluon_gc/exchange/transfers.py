@@ -1,0 +1,103 @@
+"""Transfers: groups the chunks of tensors into transfers, and keeps these for the next steps."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from functools import partial
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, TypeVar
+
+from . import header
+from .allreduce import Allreduce, sums_in_place
+from .arrays import Arrays
+from .chunk import ExchangedChunk
+from .collectives import Collectives, ToAll, ToOwners
+from .header import OutOfStepError, Stamp
+from .machines import Machines, MachineTransfer
+from .transfer import Link, Stages, Transfer
+from .transport import Members
+
+_TRANSFER_BYTES = 256 * 1024  # that a worker sends in one collective, approximately
+
+T = TypeVar("T")
+
+
+class Transfers:
+    """Creates the transfers of an exchange, and keeps them for the next steps."""
+
+    def __init__(self, members: Members, arrays: Arrays, machines: Optional[Machines]) -> None:
+        self._members, self._arrays, self._machines = members, arrays, machines
+        memory = arrays.memory
+        self._on_host = Collectives(partial(ToOwners, memory=memory), partial(ToAll, memory=memory))
+        self.out_of_step = False  # whether a worker exchanges other tensors than its peers
+        self._kept: Dict[Any, List[Stages]] = {}
+
+    def of(self, key: Any, make: Callable[[], Iterable[Stages]]) -> List[Stages]:
+        """Return the transfers with this key. They are made if they do not exist."""
+        if key not in self._kept:
+            self._kept[key] = list(make())
+        return self._kept[key]
+
+    def drop(self, keys: Iterable[Any]) -> None:
+        """Forget transfers. They are created again when needed."""
+        for key in keys:
+            self._kept.pop(key, None)
+
+    def __iter__(self) -> Iterator[Stages]:
+        return itertools.chain.from_iterable(self._kept.values())
+
+    def link(self, identity: int, collectives: Optional[Collectives] = None) -> Link:
+        """Return what a new transfer needs, given a checksum of its content."""
+        tag = self._members.new_tag(identity)
+        return Link(self._members, self._arrays, collectives or self._on_host, tag)
+
+    def made(self, chunks: Sequence[ExchangedChunk]) -> Iterator[Stages]:
+        """Yield new transfers for chunks; the ones with the most stages come first."""
+        in_place, others = [], []
+        for chunk in chunks:
+            (in_place if sums_in_place(chunk, self._arrays) else others).append(chunk)
+        for batch in _batches([chunk for chunk in others if chunk.local is not None]):
+            yield MachineTransfer(batch, self._machines, self._link_of(batch))
+        for batch in _batches([chunk for chunk in others if chunk.on_gpu]):
+            device = batch[0].device
+            yield Transfer(batch, self._link_of(batch, self._arrays.device_collectives(device)))
+        for batch in _batches([c for c in others if c.local is None and not c.on_gpu]):
+            yield Transfer(batch, self._link_of(batch))
+        for _, tensor_chunks in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
+            batch = list(tensor_chunks)
+            yield Allreduce(batch, self._link_of(batch))
+
+    def _link_of(
+        self, chunks: Sequence[ExchangedChunk], collectives: Optional[Collectives] = None
+    ) -> Link:
+        return self.link(header.identity(chunk.piece for chunk in chunks), collectives)
+
+    def broken(self, error: BaseException) -> None:
+        """Tell the other workers, if they would wait for messages that never come."""
+        if isinstance(error, OutOfStepError):
+            self.out_of_step = True
+            abandon(list(self), error.outcome)
+
+
+def abandon(transfers: Iterable[Stages], outcome: Stamp) -> None:
+    """Send an outcome to all workers that may wait for a message of these transfers."""
+    for transfer in transfers:
+        with suppress(RuntimeError):  # the other worker has ended
+            transfer.abandon(outcome)
+
+
+def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
+    return batches(chunks, lambda chunk: chunk.plan.message_bytes, _TRANSFER_BYTES)
+
+
+def batches(items: Sequence[T], num_bytes: Callable[[T], int], enough: int) -> List[List[T]]:
+    """Group neighbouring items into batches; each but the last has at least `enough` bytes."""
+    grouped: List[List[T]] = []
+    total = enough
+    for item in items:
+        if total >= enough:
+            grouped.append([])
+            total = 0
+        grouped[-1].append(item)
+        total += num_bytes(item)
+    return grouped

@@ -1,0 +1,1 @@
+"""bpslaunch: starts the processes of a cluster on this machine, and supervises them."""

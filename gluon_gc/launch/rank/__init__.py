@@ -1,0 +1,1 @@
+"""The rank of this process, from the variables of any launcher."""

@@ -1,0 +1,1 @@
+"""The scheduler, and how nodes join the cluster and stay connected. It runs no framework."""

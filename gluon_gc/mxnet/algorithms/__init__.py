@@ -1,0 +1,1 @@
+"""Algorithms on the parameters of a trainer."""

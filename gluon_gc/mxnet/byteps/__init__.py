@@ -1,0 +1,1 @@
+"""The functions of byteps.mxnet, besides the trainer."""

@@ -1,0 +1,1 @@
+"""The exchange of gradients: channels, codecs, and the base class of all backends."""

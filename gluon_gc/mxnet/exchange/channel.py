@@ -1,0 +1,306 @@
+"""A channel carries one message in each step: values, encode, exchange, decode, deliver.
+
+The backend supplies the exchange; the channel does the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from functools import cached_property
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, check_call
+from mxnet.ndarray import NDArray
+
+from ... import kernels
+from ...plan import Chunk, Slice, Tensor
+from ..engine import operators
+from ..engine.operators import KEPT_SPANS, METER, Offsets
+from .codec import MessageCodec, Part
+from .gradient import Gradients, Job
+from .rows_codec import RowsCodec
+
+Start = Tuple[int, int]
+AnyCodec = Union[MessageCodec, RowsCodec]
+
+
+class Metered:
+    """Reads the meter that a channel's operators update."""
+
+    def __init__(self, meter: NDArray) -> None:
+        self._meter = meter
+        address = ctypes.c_void_p()
+        check_call(_LIB.MXNDArrayGetData(meter.handle, ctypes.byref(address)))
+        memory = (ctypes.c_double * meter.size).from_address(address.value)
+        self._now = np.ctypeslib.as_array(memory)  # valid while the meter lives
+        self._before: Dict[str, float] = {}  # subtracted in `done`
+
+    def done(self) -> Dict[str, float]:
+        """The meter's fields since `count_again`; waits until all operators have run."""
+        so_far = operators.read_meter(self._meter)
+        return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
+
+    def under_way(self) -> Tuple[int, bool]:
+        """The number of messages, and whether the last answer is missing; it does not wait."""
+        calls = int(self._now[0])
+        _, begin, end = self._now[len(METER) + 3 * (calls % KEPT_SPANS) :][:3]
+        return calls, calls > 0 and bool(begin == end)
+
+    def count_again(self) -> None:
+        """Restart `done` from zero. The meter itself goes on, because errors name its step."""
+        self._before = operators.read_meter(self._meter)
+
+    def spans(self) -> Dict[int, Tuple[float, float]]:
+        """Begin and end of the latest steps since `count_again`, in seconds, by step number."""
+        rows = self._meter.asnumpy()[len(METER) :].reshape(KEPT_SPANS, 3)
+        spans = sorted(map(tuple, rows[rows[:, 0] > 0].tolist()))
+        before = len(spans) - int(self.done()["calls"])
+        return {int(step): (begin, end) for step, begin, end in spans[max(0, before) :]}
+
+    def nonfinite(self) -> int:
+        """How many results were not finite; waits until all results are there."""
+        return int(operators.read_meter(self._meter)["nonfinite"])
+
+
+class Channel(Metered):
+    """The chunks of a message, with the codec that compresses and decompresses them."""
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        tensors: Mapping[str, Tensor],
+        starts: Sequence[Optional[Start]],
+    ) -> None:
+        self.chunks = tuple(chunks)
+        (first, *_) = chunks
+        self.params, self.dtype = first.params, first.dtype
+        self.aggregated, self.gathered = first.aggregated, first.gathered
+        self.message_bytes = sum(chunk.message_bytes for chunk in chunks)
+        self.size = sum(chunk.size for chunk in chunks)
+        self.slices = [piece for chunk in chunks for piece in chunk.slices]
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(p.tensor for p in self.slices))}
+        self.tensors = numbers.keys()
+        self._ends = {piece.tensor: piece.end for piece in self.slices}
+        hierarchical = all(tensors[name].params.hierarchical for name in numbers)
+        self.in_rows = first.rows > 0
+        self.hierarchical = hierarchical and not self.in_rows
+        self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
+        self.codec: Optional[AnyCodec] = None
+        if self.params is None:
+            self._coder = Values(self.dtype, self.slices, tensors)
+        else:
+            refused = [tensors[piece.tensor].refused for piece in self.slices]
+            parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
+            if self.in_rows:
+                self.codec = RowsCodec(self.params, first.rows, *parts)
+            else:
+                self.codec = MessageCodec(self.params, self.dtype, parts)
+            self._coder = self.codec
+        self.gpu: Optional[mx.Context] = None
+        self.undoable = False
+        self._attribute = operators.MessageAttribute(dtype=self.dtype)  # for `copy`
+        sizes = [piece.size for piece in self.slices]
+        self._sizes = dict(sizes=operators.listed(sizes))
+        self._side_by_side = tuple((0, begin) for begin in (0, *itertools.accumulate(sizes[:-1])))
+        self._absent: Dict[str, NDArray] = {}
+        super().__init__(self._coder.meter)
+
+    @property
+    def framed(self) -> bool:
+        """Whether payloads travel. Otherwise the engine sums values."""
+        return self.aggregated or self.gathered
+
+    @property
+    def runs_on_gpu(self) -> bool:
+        return self._coder.runs_on_gpu
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        """Expect gradients on this GPU from now on (see `runs_on_gpu`), or on the CPU if None."""
+        if gpu != self.gpu:
+            self._coder.move_to(gpu)
+            self.gpu = gpu
+
+    def encode(
+        self,
+        job: Job,
+        values: Optional[NDArray] = None,
+        framing: Optional[Mapping[str, Any]] = None,
+        out: Optional[NDArray] = None,
+    ) -> NDArray:
+        """The message of a job, or of these values, which are already multiplied."""
+        scale, factor = job.scale, job.factor
+        if values is not None:
+            arrays, offsets, scale, factor = [values], self._side_by_side, 1.0, None
+        elif self.gpu is not None:
+            arrays, offsets = _together(self._on_gpu(job.gradients, "sum_on"))
+        else:
+            arrays, offsets = self._arrays(job.gradients, "own")
+        ratio, step = job.ratios.get(self.slices[0].tensor, 1.0), job.step
+        return self._coder.compress(arrays, offsets, scale, ratio, framing, out, factor, step)
+
+    def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
+        """Write this worker's own values side by side; if `metered`, as the meter's `encode`."""
+        arrays, offsets = self._arrays(job.gradients, "own")
+        meter = dict(meter=self._meter, step=job.step) if metered else {}
+        values = dict(scale=job.scale, out=to, factor=job.factor)
+        return fused(self._attribute, arrays, offsets, self._sizes, **values, **meter)
+
+    def deliver(
+        self,
+        received: Sequence[NDArray],
+        gradients: Gradients,
+        count: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Decode the received messages, and write the sum to the gradients."""
+        if self.gpu is None:
+            arrays, offsets = self._arrays(gradients, "result")
+            self._coder.decompress(received, arrays, offsets, count, framing)
+            return
+        results = self._on_gpu(gradients, "room_on")
+        self._coder.decompress(received, *_together(results), count, framing)
+        for piece, (array, begin) in zip(self.slices, results):
+            if piece.tensor in gradients:
+                gradients[piece.tensor].spread(array, begin, piece)
+
+    def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Offsets]:
+        """The arrays with the slices; for each slice, the index of its array and its offset."""
+        arrays = [
+            getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
+            for name, end in self._ends.items()
+        ]
+        return arrays, self._places
+
+    def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
+        """For each slice: an array on the GPU that holds it, and its offset in that array."""
+        return [
+            getattr(gradients[piece.tensor], which)(self.gpu, piece)
+            if piece.tensor in gradients
+            else (self._nothing(piece.size, which), 0)
+            for piece in self.slices
+        ]
+
+    def _nothing(self, size: int, which: str) -> NDArray:
+        """An array for a tensor that takes no part: zeros to send, or room for an unused result."""
+        context = self.gpu or mx.cpu()
+        name = f"{which} {size} {context}"
+        if name not in self._absent:
+            self._absent[name] = mx.nd.zeros(size, context, dtype=self.dtype)
+        return self._absent[name]
+
+    def shares(self) -> List[Tuple[str, float]]:
+        """For each slice: its tensor, and its share of the message's bytes."""
+        if self.codec is not None:
+            sizes = [codec.payload_bytes for codec in self.codec.codecs]
+        else:
+            sizes = [piece.size for piece in self.slices]
+        total = sum(sizes)
+        return [(piece.tensor, size / total) for piece, size in zip(self.slices, sizes)]
+
+
+def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Offsets]:
+    """Each distinct array once; for each slice: the index of its array, and its offset."""
+    arrays = {id(array): array for array, _ in slices}
+    numbers = {key: number for number, key in enumerate(arrays)}
+    return list(arrays.values()), tuple((numbers[id(array)], begin) for array, begin in slices)
+
+
+def fused(
+    attribute: operators.MessageAttribute,
+    gradients: Sequence[NDArray],
+    offsets: Offsets,
+    sizes: Mapping[str, str],
+    scale: float,
+    out: Optional[NDArray],
+    factor: Optional[NDArray],
+    meter: Optional[NDArray] = None,
+    step: Optional[int] = None,
+) -> NDArray:
+    """Slices side by side, times scale and factor, rounded once; `meter` counts the call."""
+    meters = () if meter is None else (meter,)
+    factors = () if factor is None else (factor.as_in_context(gradients[0].context),)
+    layout = dict(sizes, metered=len(meters), clipped=len(factors))
+    message = attribute("fuse", layout, len(gradients), offsets, scale=float(scale), step=step)
+    return operators.call("fuse", (*meters, *gradients, *factors), out, **message)
+
+
+class Values:
+    """Copies slices of gradients to one array and back, with the interface of a `MessageCodec`."""
+
+    def __init__(self, dtype: str, slices: Sequence[Slice], tensors: Mapping[str, Tensor]) -> None:
+        self._dtype, sizes = dtype, [piece.size for piece in slices]
+        slice_tensors = [tensors[piece.tensor] for piece in slices]
+        self._floating = all(tensor.floating for tensor in slice_tensors)
+        self._sizes = dict(sizes=operators.listed(sizes))
+        checked = operators.listed(int(tensor.checked) for tensor in slice_tensors)
+        self._metered = dict(self._sizes, checked=checked, metered=1)
+        self._unchecked = dict(self._sizes, checked=operators.listed([0] * len(sizes)), metered=0)
+        self._refused = operators.refusing([tensor.refused for tensor in slice_tensors])
+        self._size = sum(sizes)
+        self._whole = dict(sizes=operators.listed([self._size]))
+        begins = (0, *itertools.accumulate(sizes[:-1]))
+        self._side_by_side = tuple((0, begin) for begin in begins)
+        self.meter = operators.new_meter()
+        self._gpu: Optional[mx.Context] = None
+        self._pinned: Optional[NDArray] = None
+        self._attribute = operators.MessageAttribute(dtype=dtype)
+
+    @cached_property
+    def runs_on_gpu(self) -> bool:
+        """Whether `move_to` a GPU is possible. If kernels are missing, the log says why, once."""
+        return self._floating and kernels.runs_on_gpu("convert")
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        self._gpu = gpu
+
+    def compress(
+        self,
+        gradients: Sequence[NDArray],
+        offsets: Offsets,
+        scale: float,
+        ratio: float,
+        framing: Optional[Mapping[str, Any]],
+        out: Optional[NDArray],
+        factor: Optional[NDArray],
+        step: int,
+    ) -> NDArray:
+        metered = dict(meter=self.meter, step=step)
+        if self._gpu is None:
+            return fused(
+                self._attribute, gradients, offsets, self._sizes, scale, out, factor, **metered
+            )
+        on_gpu = fused(self._attribute, gradients, offsets, self._sizes, scale, None, factor)
+        on_gpu.copyto(self._host())
+        return fused(
+            self._attribute, [self._host()], ((0, 0),), self._whole, 1.0, out, None, **metered
+        )
+
+    def decompress(
+        self,
+        messages: Sequence[NDArray],
+        gradients: Sequence[NDArray],
+        offsets: Offsets,
+        count: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        if self._gpu is None:
+            self._defuse(messages, gradients, offsets)
+            return
+        self._defuse(messages, [self._host()], self._side_by_side)
+        on_gpu = self._host().as_in_context(self._gpu)
+        message = self._attribute("defuse", self._unchecked, len(gradients), offsets)
+        operators.call("defuse", (on_gpu, *gradients), **message)
+
+    def _defuse(
+        self, values: Sequence[NDArray], gradients: Sequence[NDArray], offsets: Offsets
+    ) -> None:
+        message = self._attribute("defuse", self._metered, len(gradients), offsets)
+        operators.call("defuse", (*values, *gradients), self.meter, **message, **self._refused)
+
+    def _host(self) -> NDArray:
+        if self._pinned is None:
+            self._pinned = mx.nd.empty(self._size, mx.cpu_pinned(), self._dtype)
+        return self._pinned

@@ -1,0 +1,158 @@
+"""The channels of an exchange: which chunks share a message, and which GPU compresses it."""
+
+from __future__ import annotations
+
+import math
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from ... import plan
+from ...plan import Chunk, Tensor
+from .channel import Channel
+from .gradient import Gradient, Gradients
+from .sparse import SparseChannel
+
+AnyChannel = Union[Channel, SparseChannel]
+_MESSAGES_PER_OWNER = 2  # if there are enough chunks
+_CACHED = 64  # sets of channels whose GPUs are cached
+
+
+class Channels:
+    """The declared tensors by name, and their channels, in the order of declaration."""
+
+    def __init__(self) -> None:
+        self.tensors: Dict[str, Tensor] = {}
+        self._channels: List[AnyChannel] = []
+
+    def __iter__(self) -> Iterator[AnyChannel]:
+        return iter(self._channels)
+
+    def of(self, names: Collection[str]) -> List[AnyChannel]:
+        return [channel for channel in self if not channel.tensors.isdisjoint(names)]
+
+    def add(self, channels: Iterable[AnyChannel]) -> None:
+        self._channels += channels
+
+    def hide(self, names: Collection[str]) -> List[AnyChannel]:
+        """Remove the channels of these tensors, and return them."""
+        hidden = dict.fromkeys(self.of(names))
+        self._channels = [channel for channel in self if channel not in hidden]
+        return list(hidden)
+
+    def require_new(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.name in self.tensors:
+                raise ValueError(f"tensor '{tensor.name}' is declared already")
+
+    def gradient(
+        self, name: str, arrays: Sequence[NDArray], targets: Sequence[NDArray]
+    ) -> Gradient:
+        """The gradient of a tensor for a `Job`. `targets` receive the sum."""
+        tensor = self.tensors[name]
+        check_fits(arrays, tensor)
+        return Gradient(arrays, targets, "row_sparse" if tensor.rows else "default")
+
+    def nonfinite(self, names: Collection[str]) -> int:
+        """How many chunk sums had a NaN or an infinity, on any worker; waits for all exchanges."""
+        return sum(channel.nonfinite() for channel in self.of(names))
+
+    def set_epoch(self, names: Collection[str], epoch: int) -> None:
+        for channel in self.of(names):
+            if channel.codec is not None:
+                channel.codec.set_epoch(epoch)
+
+
+def check_fits(arrays: Sequence[NDArray], tensor: Tensor) -> None:
+    """Raise ValueError unless these arrays have the size and dtype of the tensor."""
+    for array in arrays:
+        size, dtype = math.prod(array.shape), np.dtype(array.dtype).name
+        if (size, dtype) != (tensor.size, tensor.dtype):
+            raise ValueError(
+                f"{tensor.called} must have {tensor.size} elements of {tensor.dtype}, as when it "
+                f"was declared; got shape {array.shape}, {size} elements of {dtype}"
+            )
+
+
+def in_messages(
+    chunks: Sequence[Chunk], owners: int = 1, bundled: bool = True
+) -> List[List[Chunk]]:
+    """Group chunks into messages, which are in the order of their first chunks.
+
+    Chunks with the same compression share messages of up to `plan.SMALL_BYTES`. A row-sparse chunk
+    has a message of its own. So has a plain chunk, which already fuses several tensors. If several
+    `owners` aggregate messages, there are enough messages for all of them. If not `bundled`, only
+    chunks of one tensor share a message.
+    """
+    most = plan.SMALL_BYTES
+    if owners > 1:
+        most = min(
+            most, sum(chunk.message_bytes for chunk in chunks) // (_MESSAGES_PER_OWNER * owners)
+        )
+    bundles: List[List[Chunk]] = []
+    open_bundles: Dict[Any, Tuple[List[Chunk], int]] = {}
+    for chunk in chunks:
+        kind = chunk.params, chunk.dtype, None if bundled else chunk.slices[0].tensor
+        bundle, total = open_bundles.get(kind, ([], 0))
+        alone = chunk.params is None or chunk.rows
+        if alone or not bundle or total + chunk.message_bytes > most:
+            bundle, total = [], 0
+            bundles.append(bundle)
+        bundle.append(chunk)
+        if not alone:
+            open_bundles[kind] = bundle, total + chunk.message_bytes
+    return bundles
+
+
+class GpuShares:
+    """Gives each GPU an even share of the elements of the channels that are exchanged together.
+
+    The shares of a set of channels stay the same from step to step. `able` tells whether a GPU can
+    compress a channel; it is called only if there are gradients on GPUs.
+    """
+
+    def __init__(self, able: Callable[[Channel], bool]) -> None:
+        self._able = able
+        self._known: Dict[Any, Dict[Channel, int]] = {}  # indices of GPUs
+
+    def of(self, channels: Sequence[Channel], gradients: Gradients) -> List[Optional[mx.Context]]:
+        """The GPU that compresses each channel's gradients; None: the CPU does.
+
+        GPUs compress only if all gradients that they can compress have copies on the same GPUs.
+        """
+        if not any(gradient.from_gpus for gradient in gradients.values()):
+            return [None] * len(channels)
+        compressible = [channel for channel in channels if self._able(channel)]
+        names = {name for channel in compressible for name in channel.tensors if name in gradients}
+        contexts = {gradients[name].gpus for name in names}
+        (gpus,) = contexts if len(contexts) == 1 else ((),)
+        if not gpus:
+            return [None] * len(channels)
+        number_of = self._shares(compressible, len(gpus))
+        return [gpus[number_of[c]] if c in number_of else None for c in channels]
+
+    def forget(self) -> None:
+        self._known.clear()
+
+    def _shares(self, channels: Sequence[Channel], gpus: int) -> Dict[Channel, int]:
+        key = (gpus, *channels)
+        if key not in self._known:
+            if len(self._known) == _CACHED:
+                self._known.clear()
+            owners = plan.spread([channel.size for channel in channels], gpus)
+            self._known[key] = dict(zip(channels, owners))
+        return self._known[key]

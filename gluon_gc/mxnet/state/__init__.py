@@ -1,0 +1,1 @@
+"""Checkpoints, suspension and resumption."""

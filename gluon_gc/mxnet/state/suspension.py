@@ -1,0 +1,115 @@
+"""Residuals and momentum that a process keeps from one cluster to the next."""
+
+from __future__ import annotations
+
+import math
+from typing import Collection, Dict, Optional
+
+import mxnet as mx
+import numpy as np
+
+from ...checkpoint import STREAM, fitting
+from ...checkpoint.cutting import Arrays
+from ...compression import CompressionParams
+from ...plan import Tensor
+from ..exchange.exchange import Exchange
+from . import tensor_states
+
+
+class Suspended:
+    """The state of a worker whose cluster is suspended; all workers create it together.
+
+    Parameters
+    ----------
+    exchange : Exchange
+        Still connected.
+    previous : Suspended, optional
+        The result of the last `suspend`. Tensors that were not declared since keep its state.
+    goes_on : bool
+        Whether the workers are the same as at the last `suspend`, with the same ranks.
+    """
+
+    def __init__(
+        self, exchange: Exchange, previous: Optional[Suspended] = None, goes_on: bool = False
+    ) -> None:
+        self._rank, self._workers = exchange.rank, exchange.num_workers
+        places = tensor_states.places(exchange)
+        self._residuals = {tensor: count for tensor, (_, count) in places.items()}
+        self._own: Arrays = dict(tensor_states.state(exchange, places.keys()))
+        self._sums: Arrays = {
+            place: array * array.dtype.type(self._residuals[place.tensor] / self._workers)
+            for place, array in self._own.items()
+            if place.node == "worker" and place.what != STREAM
+        }  # the workers of a machine may have the same residual, which counts once
+        if self._workers > 1:
+            self._sum_up(exchange)
+        self._owners: Dict[str, int] = dict.fromkeys(places, self._workers)  # with such a state
+        if previous is not None:
+            self._keep(exchange, previous, goes_on)
+
+    def _keep(self, exchange: Exchange, previous: Suspended, goes_on: bool) -> None:
+        """Keep the previous state of the tensors that are not declared."""
+
+        def undeclared(arrays: Arrays) -> Arrays:
+            return {p: array for p, array in arrays.items() if not exchange.declared(p.tensor)}
+
+        if goes_on:
+            self._own.update(undeclared(previous._own))
+        kept = previous._residuals if goes_on else dict.fromkeys(previous._residuals, 0)
+        self._residuals = {**kept, **self._residuals}  # 0: there is only a sum
+        kept_sums = undeclared(previous._sums)
+        self._sums.update(kept_sums)
+        for place in kept_sums:
+            self._owners[place.tensor] = previous._owners_in(exchange, place.tensor)
+
+    def _sum_up(self, exchange: Exchange) -> None:
+        """Sum over all workers, uncompressed."""
+        totals = {
+            f"suspended.{place.tensor}.{place.what}": mx.nd.array(array, dtype=array.dtype)
+            for place, array in self._sums.items()
+        }
+        tensors = [
+            Tensor(name, array.size, np.dtype(array.dtype).name, CompressionParams())
+            for name, array in totals.items()
+        ]
+        exchange.declare(tensors, call="suspend")
+        exchange.sum_in_place(totals)
+        self._sums = {place: a.asnumpy() for place, a in zip(self._sums, totals.values())}
+
+    def fits(self, exchange: Exchange) -> bool:
+        """Whether this worker has the same rank again, among the same number of workers."""
+        return (self._rank, self._workers) == (exchange.rank, exchange.num_workers)
+
+    def give_back(self, exchange: Exchange, names: Collection[str], all_fit: bool) -> None:
+        """Restore the state of these tensors' channels.
+
+        If `all_fit`, aggregators get their state back, and each worker gets its own if as many
+        nodes have residuals as before. Otherwise the old workers share the sums of all states, and
+        the rest starts anew.
+        """
+        residuals = {
+            tensor: count
+            for tensor, (_, count) in tensor_states.places(exchange).items()
+            if tensor in names
+        }
+        load = tensor_states.load if all_fit else tensor_states.load_workers
+        if all_fit and all(self._residuals.get(t, n) == n for t, n in residuals.items()):
+            load(exchange, names, self._own)
+            return
+        arrays = fitting.aggregators([self._own])
+        for place, array in self._sums.items():
+            if place.tensor in residuals:  # the workers of a machine may have one residual together
+                owners = self._owners_in(exchange, place.tensor)
+                per_worker = residuals[place.tensor] / exchange.num_workers
+                arrays[place] = array / math.ceil(owners * per_worker)
+        load(exchange, names, arrays)
+
+    def _owners_in(self, exchange: Exchange, tensor: str) -> int:
+        """The number of a cluster's workers that get back a tensor's state."""
+        return min(self._owners[tensor], exchange.num_workers)
+
+
+def all_fit(exchange: Exchange, suspended: Optional[Suspended]) -> bool:
+    """Whether every worker has its old rank again, in a cluster of the same size; collective."""
+    fits = suspended is not None and suspended.fits(exchange)
+    return exchange.agrees("init", [("", {"goes on as it was": fits})]) and fits

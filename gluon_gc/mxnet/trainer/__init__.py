@@ -1,0 +1,1 @@
+"""DistributedTrainer: its averages, hooks, checks and reports."""

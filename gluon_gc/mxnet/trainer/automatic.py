@@ -1,0 +1,159 @@
+"""The choices of "auto" for a trainer, and the measurements that they need."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from ...auto import probe, selection
+from ...auto.algorithm import AutomaticAlgorithm, Decision
+from ...auto.choice import Link, Measured, Topology
+from ...checkpoint.matching import pairs
+from ...compression import CompressionParams, candidates
+from ...plan import Tensor
+from ..exchange.exchange import Exchange
+
+
+class Automatic:
+    """The choices of "auto" for the parameters of a trainer, by parameter index."""
+
+    def __init__(self) -> None:
+        self._chosen: Dict[int, str] = {}
+
+    def settled(
+        self, exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
+    ) -> List[Tensor]:
+        """Replace "auto" in these tensors by rank 0's choices; workers measure for new ones."""
+        arrays = dict(zip((tensor.name for tensor in tensors), gradients))
+        undecided = [tensor for tensor in tensors if tensor.params.accuracy is not None]
+        if not undecided:
+            return list(tensors)
+        previous = [self._chosen.get(tensor.index) for tensor in undecided]
+        names = of_root(exchange, previous)
+        if None in names:
+            chosen = _choose(exchange, undecided, [arrays[tensor.name] for tensor in undecided])
+            names = of_root(exchange, [old or new for old, new in zip(names, chosen)])
+        self._chosen.update((tensor.index, name) for tensor, name in zip(undecided, names))
+        return [self._with_choice(tensor) for tensor in tensors]
+
+    def _with_choice(self, tensor: Tensor) -> Tensor:
+        if tensor.params.accuracy is None:
+            return tensor
+        return replace(tensor, params=candidates(tensor.params)[self._chosen[tensor.index]])
+
+    def recall(self, saved: Mapping[int, Any], params: Mapping[int, CompressionParams]) -> None:
+        """Take over the choices in a checkpoint, for parameters without a choice."""
+        for i, identity in saved.items():
+            if params[i].accuracy is not None:
+                candidate = selection.recalled(params[i], identity)
+                if candidate is not None:
+                    self._chosen.setdefault(i, candidate)
+
+
+def saved_compressions(
+    header: Mapping[str, Any], here: Sequence[Mapping[str, Any]]
+) -> Dict[int, Any]:
+    """The compression of each parameter in a checkpoint, by its index in the trainer.
+
+    `here` is the result of `Averaging.named_parameters`. The header is not checked yet, so keys may
+    be missing. The result is then empty.
+    """
+    saved = header.get("parameters", [])
+    if not all({"name", "shape", "dtype"} <= set(parameter) for parameter in saved):
+        return {}
+    return {i: saved[number].get("compression") for number, i in pairs(saved, here)[0]}
+
+
+def decided(
+    exchange: Exchange,
+    automatic: AutomaticAlgorithm,
+    tensors: Sequence[Tensor],
+    shapes: Sequence[Sequence[int]],
+) -> Decision:
+    """The decision for an algorithm; all workers call it."""
+    topology = exchange.topology()
+    measure = functools.partial(measured, exchange, topology)
+    with exchange.uncounted():
+        (seconds,) = _Workers(exchange, "probe").slowest([automatic.seconds])
+    return automatic.choose(tensors, shapes, topology, measure, seconds, says=exchange.rank == 0)
+
+
+def of_root(exchange: Exchange, value: Any) -> Any:
+    """Rank 0's value, which consists of plain Python values."""
+    if exchange.num_workers == 1:
+        return value
+    data = json.dumps(value).encode()
+    (size,) = np.frombuffer(exchange.bytes_of_root(np.int64(len(data)).tobytes()), np.int64)
+    return json.loads(exchange.bytes_of_root(data[:size].ljust(size)))
+
+
+def _choose(
+    exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
+) -> List[str]:
+    """The best compressor for each tensor. The log of rank 0 gives the reasons."""
+    topology = exchange.topology()
+    measure = functools.partial(measured, exchange, topology)
+    ready = _ready(gradients)
+    return selection.chosen(tensors, topology, measure, ready, says=exchange.rank == 0)
+
+
+def _ready(gradients: Iterable[NDArray]) -> List[float]:
+    """For each gradient, the seconds until it is ready, halved: the first backward is slow."""
+    times = []
+    for gradient in gradients:
+        gradient.wait_to_read()
+        times.append(time.perf_counter())
+    return [(at - times[0]) / 2 for at in times]
+
+
+_links: WeakKeyDictionary[Exchange, Link] = WeakKeyDictionary()
+
+
+def measured(
+    exchange: Exchange, topology: Topology, compressors: Mapping[str, CompressionParams]
+) -> Measured:
+    """Measure the cluster's network and the speed of these compressors; takes some seconds."""
+    with exchange.uncounted():
+        if exchange not in _links:
+            before = set(exchange.channels.tensors)
+            _links[exchange] = probe.link(_Workers(exchange, "probe of the link"), topology)
+            exchange.channels.hide(exchange.channels.tensors.keys() - before)
+        return Measured(_links[exchange], probe.speeds(_Workers(exchange, "probe"), compressors))
+
+
+class _Workers(probe.Workers):
+    def __init__(self, exchange: Exchange, name: str) -> None:
+        self._exchange, self._name = exchange, name
+
+    def meet(self, about: str) -> None:
+        self._exchange.agree("step", [("", {"probe": about})])
+
+    def slowest(self, seconds: Sequence[float]) -> List[float]:
+        exchange, name = self._exchange, f"{self._name}.{len(seconds)}"
+        shape = exchange.num_workers, len(seconds)
+        table = np.zeros(shape)
+        table[exchange.rank] = seconds
+        array = mx.nd.array(table.reshape(-1), dtype="float64")
+        return exchange.total(name, array, "step").asnumpy().reshape(shape).max(axis=0).tolist()
+
+    def declare(self, tensors: Sequence[Tensor]) -> None:
+        self._exchange.declare(tensors, minimum=0)
+
+    def exchange(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
+        values = np.random.default_rng(self._exchange.rank)
+        arrays = {t.name: mx.nd.array(values.standard_normal(t.size, np.float32)) for t in tensors}
+        mx.nd.waitall()
+
+        def sum_in_place() -> None:
+            self._exchange.sum_in_place(arrays)
+            mx.nd.waitall()
+
+        return sum_in_place

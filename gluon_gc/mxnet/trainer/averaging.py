@@ -1,0 +1,187 @@
+"""The base class of the ways to average: gradients in every step, or an algorithm's vectors."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import (
+    Any,
+    Callable,
+    ClassVar,
+    Collection,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
+
+import numpy as np
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+from mxnet.optimizer import Optimizer
+
+from ...agreement import Facts
+from ...checkpoint import Place
+from ...checkpoint.cutting import Arrays
+from ...learning_rates import LearningRates
+from ...plan import Tensor
+from ..exchange.exchange import Exchange
+from . import optimizer_facts
+from .amp import AgreedLossScaler
+from .equal_weights import WeightCheck
+from .parameters import Compressions
+
+Update = Callable[[float, bool], None]
+"""Applies the optimizer, given a factor for the gradients and `ignore_stale_grad`."""
+
+
+@dataclass(frozen=True)
+class StepArguments:
+    """The arguments of a step, with gradients times `scale` / `batch_size`."""
+
+    optimizer: Optimizer
+    batch_size: Optional[float]  # None: the gradients are not divided yet
+    scale: float
+    ignore_stale_grad: bool
+    scaler: Optional[AgreedLossScaler]  # AMP's. If it finds an overflow, the step is left out
+
+
+class Averaging(ABC):
+    """Averages gradients or other vectors of a trainer; all workers call each method together."""
+
+    noun: ClassVar[str]  # the log's word for the averaged vectors: "gradient" or "vector"
+    described: Optional[Dict[str, Any]] = None  # the algorithm's name and options, if there is one
+    mu: Optional[float] = None  # the momentum that is applied outside the optimizer
+
+    def __init__(
+        self,
+        name: str,
+        exchange: Exchange,
+        params: Sequence[Parameter],
+        last_first: Sequence[int],
+        compressions: Compressions,
+        on_nonfinite: str,
+        when_prepared: Callable[[], None],
+    ) -> None:
+        self._name = name  # the prefix of the tensors' names in the exchange
+        self._params, self._last_first = params, last_first
+        self._compressions, self._on_nonfinite = compressions, on_nonfinite
+        self.steps = 0
+        # The declared tensors, by parameter index and kind of vector. The kind of a gradient is "".
+        self.tensors: Dict[Tuple[int, str], Tensor] = {}
+        self.learning_rates = LearningRates()  # by parameter index, without lr_mult
+        self._when_prepared = when_prepared  # called after new tensors are declared
+        self._epoch: Optional[int] = None
+        self._use(exchange)
+
+    # A subclass implements these
+
+    @abstractmethod
+    def follow(self, exchange: Exchange, goes_on: bool) -> bool:
+        """Use another exchange. Returns whether the initial parameters must be broadcast again.
+
+        `goes_on`: the workers are the same as before, with the same ranks.
+        """
+
+    @abstractmethod
+    def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
+        """Declare all vectors that are not declared yet, for the user's function `call`."""
+
+    @abstractmethod
+    def step(self, arguments: StepArguments, update: Update) -> None:
+        """Make a step, in which `update` applies the optimizer."""
+
+    @abstractmethod
+    def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
+        """The sum of AMP's overflow counts over the workers that skip steps together."""
+
+    def require_every_step(self, call: str) -> None:
+        """Raise RuntimeError if an algorithm is used, because `call` does not work with one."""
+        return
+
+    def require_applied(self, call: str) -> None:
+        """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""
+        return
+
+    def leave_out_unapplied(self) -> None:
+        """Take the last exchange back if no update has applied it. All workers call this."""
+        return
+
+    def require_settled(self, call: str) -> None:
+        """Raise RuntimeError if `call` would save an exchange that may still be taken back."""
+        return
+
+    @abstractmethod
+    def arrays(self) -> Mapping[Place, Union[np.ndarray, NDArray]]:
+        """The arrays that a checkpoint needs besides the arrays of the exchange."""
+
+    @abstractmethod
+    def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
+        """Restore the state of a checkpoint, whose arrays are already checked."""
+
+    def check(self, file: str, arrays: Arrays, strict: bool) -> None:
+        """Raise ValueError unless a file has the arrays that `arrays` returns."""
+        return
+
+    def regrouped(self, files: Sequence[Arrays]) -> Arrays:
+        """The arrays of each worker that depend on the files of all workers of another number."""
+        return {}
+
+    def recall(self, header: Mapping[str, Any]) -> None:
+        """Take over the choices of "auto" in a checkpoint with this header, which may be empty.
+
+        `prepare` then also declares frozen parameters that have a state in rank 0's checkpoint.
+        """
+        return
+
+    # Shared by the subclasses
+
+    def _use(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        exchange.averagings[self._name] = weakref.ref(self)
+        self._weight_check = WeightCheck(exchange, f"{self._name}.weights")
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self.exchange.channels.set_epoch(self.names(), epoch)
+
+    def names(self, indices: Optional[Collection[int]] = None) -> Set[str]:
+        """The names of the tensors of these parameters; None: of all parameters."""
+        selected = None if indices is None else set(indices)
+        return {t.name for (i, _), t in self.tensors.items() if selected is None or i in selected}
+
+    def named_parameters(self) -> List[Dict[str, Any]]:
+        """Each parameter's name, position in the network, shape and dtype, for a checkpoint."""
+        positions = {i: position for position, i in enumerate(reversed(self._last_first))}
+        return [
+            {
+                "name": param.name,
+                "position": positions[i],
+                "shape": list(param.shape or ()),
+                "dtype": np.dtype(param.dtype).name,
+            }
+            for i, param in enumerate(self._params)
+        ]
+
+    def with_gradients(self) -> List[int]:
+        """The indices of the parameters that have gradients, in the order of backward."""
+        return [i for i in self._last_first if self._params[i].grad_req != "null"]
+
+    def _moved(self, names: Collection[str]) -> None:
+        """Set the current epoch in the new channels of these tensors."""
+        if self._epoch is not None:
+            self.exchange.channels.set_epoch(names, self._epoch)
+
+    def _facts(
+        self, optimizer: Optimizer, indices: Sequence[int], new: Sequence[int]
+    ) -> List[Tuple[str, Any]]:
+        """Facts about the optimizer for `indices`, and about the parameters in `new`."""
+        return [
+            *optimizer_facts.of_optimizer(optimizer, indices),
+            *optimizer_facts.of_parameters(optimizer, {i: self._params[i] for i in new}),
+        ]

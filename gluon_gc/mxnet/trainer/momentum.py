@@ -1,0 +1,172 @@
+"""Momentum that neither the compressor nor the optimizer applies.
+
+If the compressor of any parameter applies momentum to the gradient, the optimizer applies none.
+This module then applies the rest: the momentum of uncompressed gradients, and the part of weight
+decay in the optimizer's momentum. Momentum before compression is from Zheng et al. 2019
+("Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback"). The part of
+weight decay follows BytePS.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+from mxnet.optimizer import NAG, SGD, Optimizer
+
+from ...compression.momentum import require_linear
+from ...plan import working_dtype
+from ..exchange.gradient import legacy
+
+LINEAR = (SGD, NAG)
+"""MXNet's optimizers with momentum whose updates are linear in the gradient."""
+
+
+def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
+    """An optimizer's momentum, or None without, and whether it is Nesterov momentum."""
+    mu = getattr(optimizer, "momentum", None)
+    return float(mu) if mu else None, isinstance(optimizer, NAG)
+
+
+def require_outside(optimizer: Optimizer) -> None:
+    """Raise ValueError unless an update is linear in the gradient and does not clip it."""
+    require_linear(optimizer, LINEAR)
+    limit = optimizer.clip_gradient
+    if limit and limit > 0:
+        raise ValueError(
+            f"momentum is applied without clip_gradient, got {limit}: pass max_grad_norm to the "
+            "trainer, or leave out 'momentum' (and use another compressor than dgc)"
+        )
+
+
+def require_unchanged(optimizer: Optimizer, mu: float) -> None:
+    """Raise ValueError unless an optimizer still has the momentum that the compressors apply."""
+    if optimizer.momentum != mu:
+        raise ValueError(
+            f"the optimizer's momentum is {optimizer.momentum} now, but compressors apply {mu}: "
+            "make a new trainer, or leave out 'momentum' (and use another compressor than dgc)"
+        )
+
+
+@contextmanager
+def switched_off(optimizer: Optimizer) -> Iterator[None]:
+    momentum, optimizer.momentum = optimizer.momentum, 0.0
+    try:
+        yield
+    finally:
+        optimizer.momentum = momentum
+
+
+class Momentum:
+    """The state of momentum mu, in the dtype that compressors compute in."""
+
+    def __init__(self, mu: float, nesterov: Callable[[int], bool]) -> None:
+        self.mu, self._nesterov = mu, nesterov
+        self._state: Dict[Tuple[int, ...], NDArray] = {}
+        self._keeps_earlier = False
+        self._earlier: Dict[Tuple[int, ...], NDArray] = {}  # before the last exchange
+
+    def keep_earlier(self) -> None:
+        self._keeps_earlier = True
+
+    def begin(self) -> None:
+        self._earlier = {}
+
+    def take_back(self) -> None:
+        """Undo all changes since `begin`."""
+        self._state.update(self._earlier)
+        self._earlier = {}
+
+    def _of(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
+        """The state with this key, on the context of `like`; initially zeros."""
+        if key not in self._state:
+            dtype = working_dtype(np.dtype(like.dtype).name)
+            self._state[key] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
+        self._state[key] = self._state[key].as_in_context(like.context)
+        return self._state[key]
+
+    def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
+        """m = mu m + g, then g = g + mu m (Nesterov) or g = m (classic), equal on all contexts."""
+        first, *others = legacy(gradients)
+        m = self._multiplied((index,), first)
+        m += first.astype(m.dtype, copy=False)
+        if self._nesterov(index):
+            first += (self.mu * m).astype(first.dtype, copy=False)
+        else:
+            m.astype(first.dtype, copy=False).copyto(first)
+        for other in others:
+            first.copyto(other)
+
+    def _multiplied(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
+        """mu m, in place unless the exchange may be taken back."""
+        m = self._of(key, like)
+        if not self._keeps_earlier:
+            m *= self.mu
+            return m
+        self._earlier[key], self._state[key] = m, self.mu * m
+        return self._state[key]
+
+    def _to_change(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
+        """The state with this key, to be changed in place: a copy if it may be taken back."""
+        w = self._of(key, like)
+        if self._keeps_earlier:
+            self._earlier.setdefault(key, w)
+            w = self._state[key] = w.copy()
+        return w
+
+    def add_weight_decay(
+        self, optimizer: Optimizer, params: Sequence[Parameter], rescale: float
+    ) -> None:
+        """w = mu (w + wd x), then g = g + w / rescale: the optimizer will multiply g by `rescale`.
+
+        Classic momentum adds the w of the step before. Stale gradients are not updated.
+        """
+        for index, param in enumerate(params):
+            if param.grad_req != "null":
+                self._add_weight_decay(index, optimizer._get_wd(index), param, rescale)
+
+    def _add_weight_decay(self, index: int, wd: float, param: Parameter, rescale: float) -> None:
+        weights, nesterov = param.list_data(), self._nesterov(index)
+        fresh = [weight._fresh_grad for weight in weights]
+        for context, (x, gradient) in enumerate(zip(legacy(weights), legacy(param.list_grad()))):
+            key = (index, context)
+            if fresh[context] and (wd or key in self._state):
+                w = self._to_change(key, x)
+                if nesterov and rescale == 1.0 and _dense_float32(x, gradient):
+                    # SGD's update computes both formulas: w is its momentum, x its gradient.
+                    rate = -self.mu * wd
+                    mx.nd.sgd_mom_update(gradient, x, w, lr=rate, momentum=self.mu, out=gradient)
+                    continue
+                before = w / rescale
+                w += wd * x.astype(w.dtype, copy=False)
+                w *= self.mu
+                added = w / rescale if nesterov else before
+                gradient += added.astype(gradient.dtype, copy=False)
+
+    def clear(self) -> None:
+        self._state.clear()
+        self._earlier.clear()
+
+    def state(self) -> Dict[Tuple[int, ...], np.ndarray]:
+        """For a checkpoint: m by (index,), and w of weight decay by (index, context)."""
+        return {key: array.asnumpy() for key, array in self._state.items()}
+
+    def load_state(
+        self, state: Mapping[Tuple[int, ...], np.ndarray], params: Sequence[Parameter]
+    ) -> None:
+        """Restore a result of `state`. Each context gets the w of the first: they are equal."""
+        self.clear()
+        for (index, *context), array in state.items():
+            if context and context[0] > 0:
+                continue
+            contexts = range(len(params[index].list_ctx()))
+            for key in [(index, i) for i in contexts] if context else [(index,)]:
+                self._state[key] = mx.nd.array(array, dtype=array.dtype)
+
+
+def _dense_float32(*arrays: NDArray) -> bool:
+    return all(array.stype == "default" and array.dtype == np.float32 for array in arrays)

@@ -1,0 +1,1 @@
+"""DistributedOptimizer with an algorithm."""

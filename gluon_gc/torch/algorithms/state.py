@@ -1,0 +1,264 @@
+"""AlgorithmState: the state and the steps of an algorithm for one optimizer."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Union
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from ...agreement import Facts
+from ...algorithms import Algorithm
+from ...algorithms.driver import Driver
+from ...algorithms.requirements import first_values, require_fitting_compression, require_floats
+from ...auto.algorithm import AutomaticAlgorithm, Decision
+from ...auto.algorithms import automatic as automatic_of
+from ...compression import CompressionParams
+from ...log import logger
+from ...options import checked_epoch
+from .. import algorithm_saving, automatic, closing, gpu, stats
+from ..gradients.optimizer_hooks import require_averaged
+from ..gradients.settings import chosen_params, facts_of, named
+from .adam import WrappedAdam, require_adam, require_settings
+from .rounds import Rounds, is_frozen
+
+Overrides = Mapping[str, Optional[Mapping[str, Any]]]
+
+
+class AlgorithmState:
+    """The state of an algorithm for the parameters of an optimizer, and its rounds.
+
+    compression_params are those of the vectors that are averaged. With "auto", the workers choose
+    after the first steps. on_nonfinite="skip" is for algorithms that average gradients: all workers
+    leave out a step in which a gradient of one has a NaN or an infinity. "raise": one in a round is
+    an error. `option_given`: see `AutomaticAlgorithm`.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Any,
+        algorithm: Algorithm,
+        option_given: bool,
+        compression_params: Optional[Mapping[str, Any]],
+        optimizer: Optimizer,
+        process_group: Optional[dist.ProcessGroup] = None,
+        overrides: Optional[Overrides] = None,
+        on_nonfinite: str = "raise",
+    ) -> None:
+        self.parameters, _, self.aliases = named(named_parameters)  # as of CompressionState
+        for name, parameter in self.parameters.items():
+            require_floats(algorithm.name, name, str(parameter.dtype).rpartition(".")[2])
+        if algorithm.needs_adam:
+            require_adam(algorithm.name, optimizer, self.parameters)
+        own = (overrides or {}).values()
+        require_fitting_compression(algorithm, compression_params, *own)
+        requested, _ = chosen_params(
+            self.parameters, compression_params, overrides, aliases=self.aliases
+        )
+        self.automatic: AutomaticAlgorithm = automatic_of(
+            algorithm, requested, option_given, self._wait
+        )
+        self.optimizer, self._group = optimizer, process_group
+        self._on_nonfinite = on_nonfinite
+        self.rounds = Rounds(
+            self._about(), self.parameters, self.params, process_group, lambda: self.driver.steps
+        )
+        self.driver = Driver(self.algorithm, self.rounds)
+        self.driver.declare()
+        self._agreed, self._stats_from, self.is_closed = False, 0, False
+        self._known = set(self.parameters.values())
+        closing.opened(self)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """It has no rounds while "auto" has not chosen."""
+        return self.automatic.algorithm
+
+    @property
+    def params(self) -> Dict[str, CompressionParams]:
+        return self.automatic.params
+
+    @property
+    def options(self) -> Dict[str, Any]:
+        """The options of the algorithm, and its "name"."""
+        return self.automatic.described()
+
+    @property
+    def steps(self) -> int:
+        return self.driver.steps
+
+    def step(self, update: Callable[[], None], overflows: Optional[bool] = None) -> bool:
+        """Make a step, in which the algorithm may call `update`. All workers call this.
+
+        `overflows`: if the algorithm averages gradients, whether this worker's GradScaler has found
+        an infinity; None without a scaler. If one has, all workers leave the step out, and the
+        result is False.
+        """
+        self.rounds.require_open()
+        require_averaged(self.optimizer, self._known)
+        _require_unfrozen(self.algorithm, self.parameters)
+        if self.algorithm.needs_adam:
+            require_settings(self.algorithm.name, self.optimizer)
+        averages = self.algorithm.averages_gradients
+        if not self._agreed:
+            settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
+            self._agree([("", settings)] if averages else [])
+        if self.automatic.due():  # on all workers together
+            tensors = self.rounds.tensors()
+            shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
+            self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
+        if averages:
+            return self._step_of_all(update, overflows)
+        self.driver.step(update)
+        return True
+
+    def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
+        """Make a step of an algorithm that averages gradients; see `step`."""
+        if overflows is not None:
+            flags = self.rounds.meeting.gather_numbers([int(overflows)], "compare loss scales")
+            if any(flag for (flag,) in flags):
+                return False
+        elif self._on_nonfinite == "skip" and self._finds_nonfinite():
+            return False
+        _fill_gradients(self.algorithm.name, self.parameters)
+        needs_adam = self.algorithm.needs_adam
+        self.driver.step(
+            update, WrappedAdam(self.optimizer, self.parameters) if needs_adam else None
+        )
+        return True
+
+    def _finds_nonfinite(self) -> bool:
+        """Return whether a gradient of any worker has a NaN or an infinity, and log its name."""
+        mine = _first_nonfinite(self.parameters.values())
+        numbers = self.rounds.meeting.gather_numbers([mine], "compare gradients")
+        found = max(number for (number,) in numbers)
+        if found < 0:
+            return False
+        logger.warning(
+            "step %d is skipped: the gradient of parameter %s has a NaN or an infinity",
+            self.steps + 1,
+            list(self.parameters)[found],
+        )
+        return True
+
+    def take(self, decision: Optional[Decision]) -> None:
+        """Use a decision of "auto"; None: take back the last one.
+
+        All workers call this together, before the first round.
+        """
+        self.automatic.take(decision)
+        self.rounds.renew(self._about(), self.params)
+        self.driver.use(self.algorithm)
+        self.driver.declare()
+
+    def _about(self) -> Facts:
+        """Facts that must be the same on all workers."""
+        options = self.options
+        return [("", {"algorithm": options.pop("name")}), ("the algorithm", options)]
+
+    def _wait(self) -> None:
+        """Wait for the computation that is queued on the parameters' devices."""
+        for device in {parameter.device for parameter in self.parameters.values()}:
+            gpu.wait(device)
+
+    def _agree(self, about: Facts) -> None:
+        """Raise a RuntimeError on all workers unless they can begin together."""
+        facts = [*about, *facts_of(self.optimizer, None)]
+        if not self.steps:
+            parameters = self.rounds.parameters().items()
+            arrays = ((name, tensor.cpu().numpy()) for name, tensor in parameters)
+            facts += first_values(self.algorithm, arrays)
+        self.rounds.meeting.agree(facts, "begin the first step")
+        self._agreed = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, counted from 0, for compressors with a warm-up. All workers call this.
+
+        `compression_stats` then averages over later steps only.
+        """
+        self.driver.finish()
+        self.rounds.set_epoch(checked_epoch(epoch))
+        self._begin_stats()
+
+    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
+        """Return the average bytes and seconds of a step, over steps with and without rounds.
+
+        The keys are those of `CompressionState.compression_stats`, and "rounds": the number of
+        rounds of each kind. With `reset`, the next call only averages over later steps.
+        """
+        steps = self.steps - self._stats_from
+        exchanges = self.rounds.exchanges
+        found = stats.of_step(exchanges.values(), self.parameters, reset, max(1, steps))
+        found["rounds"] = {kind: self.rounds.counts[kind] for kind in exchanges}
+        if reset:
+            self._begin_stats()
+        return found
+
+    def _begin_stats(self) -> None:
+        self._stats_from = self.steps
+        self.rounds.counts.clear()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return this worker's checkpoint. Each worker saves its own.
+
+        It contains the algorithm's state, the residuals of its rounds, the optimizer's state and
+        this worker's parameters. It has only plain values and tensors, so that
+        ``torch.load(weights_only=True)`` reads it. A parameter that equals a tensor of the state is
+        that tensor, so that torch.save writes it once.
+        """
+        return algorithm_saving.state_dict(self)
+
+    def load_state_dict(
+        self, state_dict: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+    ) -> None:
+        """Continue from the `state_dict` of this worker. All workers call this.
+
+        Parameters and the optimizer's state are overwritten. If the number of workers has changed,
+        pass the state_dicts of all former workers: residuals are then summed over them and divided
+        equally, with a warning. With n former workers, rank r gets the parameters and the
+        optimizer's state of former rank r modulo n. If a state_dict does not fit, an error is
+        raised on all workers, and nothing has changed.
+        """
+        self.rounds.require_open()
+        self.driver.finish()
+        algorithm_saving.load(self, state_dict)
+        self._stats_from = self.steps
+
+    def close(self) -> None:
+        """Stop the threads. No step can be made afterwards."""
+        self.is_closed = True
+        self.rounds.close()
+
+
+def _require_unfrozen(algorithm: Algorithm, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        if not (parameter.requires_grad or algorithm.allows_freezing):
+            raise RuntimeError(
+                f"parameter {name} was frozen after DistributedOptimizer was made, but algorithm "
+                f"{algorithm.name} would still change it: unfreeze it, or make a new optimizer"
+            )
+
+
+def _fill_gradients(name: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Set missing gradients to zeros, except of frozen parameters; ValueError if one is sparse."""
+    for parameter_name, parameter in parameters.items():
+        if is_frozen(parameter):
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.layout is not torch.strided:
+            raise ValueError(
+                f"algorithm {name} needs dense gradients, but the gradient of parameter "
+                f"{parameter_name} is sparse"
+            )
+
+
+def _first_nonfinite(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Return the number of the first parameter whose gradient has a NaN or an infinity, or -1."""
+    gradients = [(i, p.grad) for i, p in enumerate(parameters) if p.grad is not None]
+    if not gradients:
+        return -1
+    device = gradients[0][1].device
+    finite = torch.stack([gradient.isfinite().all().to(device) for _, gradient in gradients])
+    return next((i for (i, _), good in zip(gradients, finite.tolist()) if not good), -1)

@@ -1,0 +1,1 @@
+"""BytePS's functions: start-up, broadcasts, and sums of single tensors."""

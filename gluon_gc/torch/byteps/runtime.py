@@ -1,0 +1,100 @@
+"""Start-up and shutdown of a worker, and its rank, with BytePS's function names."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from datetime import timedelta
+from typing import Union
+
+import torch.distributed as dist
+
+from ... import env
+from ...log import logger
+from .. import closing, groups
+from . import rendezvous
+
+_GLOO_CLEANUP_SECONDS = 0.1
+_rounds = itertools.count()  # numbers the calls of init, so that each has its own store keys
+
+
+def init(lazy: bool = True, timeout: Union[None, float, timedelta] = None) -> None:
+    """Connect to the other workers of the job, unless this was done already.
+
+    The workers are started by torchrun, bpslaunch, mpirun or SLURM's srun. A process without a
+    launcher is the only worker.
+
+    Parameters
+    ----------
+    lazy : bool
+        Accepted for BytePS's sake, without effect.
+    timeout : float or timedelta, optional
+        The time after which a collective gives up, in seconds. Default: the longer one of
+        GLUON_GC_TIMEOUT and the timeout that the script gave `init_process_group`, if any; else
+        the default of torch.distributed.
+
+    Raises
+    ------
+    ValueError
+        The timeout is not above 0.
+    ConfigurationError
+        The environment says that there are other workers, but not how to reach them.
+    ConnectionError
+        Other workers did not connect within GLUON_GC_CONNECT_TIMEOUT.
+    """
+    if timeout is not None and not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)
+    if timeout is not None and timeout <= timedelta(0):
+        raise ValueError(f"timeout must be above 0, got {timeout.total_seconds()} s")
+    groups.ask_for(timeout)
+    if env.get("BYTEPS_TRACE_ON"):
+        logger.warning("BYTEPS_TRACE_ON has no effect with PyTorch: use torch.profiler")
+    if dist.is_initialized():
+        rendezvous.join_scheduler()
+        return
+    timeout = groups.timeout()
+    store, rank, size = rendezvous.join(timeout)
+    store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
+    dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def shutdown() -> None:
+    """Finish everything under way, close all CompressionStates, and leave the job.
+
+    Nothing can be exchanged afterwards.
+    """
+    from .push_pull import forget
+
+    forget()
+    closing.close_all()
+    groups.forget()
+    gc.collect()  # a group ends its threads when nothing refers to it
+    # After a collective, Gloo's threads free its buffers, and may need the GIL for that. PyTorch
+    # holds the GIL while it joins these threads, so they must have finished before.
+    time.sleep(_GLOO_CLEANUP_SECONDS)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    """Return this worker's rank among all workers."""
+    groups.require_init()
+    return dist.get_rank()
+
+
+def size() -> int:
+    """Return the number of workers."""
+    groups.require_init()
+    return dist.get_world_size()
+
+
+def local_rank() -> int:
+    """Return this worker's rank on its machine, or `rank` if the launcher does not set it."""
+    local = env.of_torchrun("LOCAL_RANK")
+    return rank() if local is None else local
+
+
+def local_size() -> int:
+    """Return the number of workers on this machine, or `size` if the launcher does not set it."""
+    return env.of_torchrun("LOCAL_WORLD_SIZE") or size()

@@ -1,0 +1,122 @@
+"""The communication hooks for DistributedDataParallel (DDP).
+
+This module must not import annotations from __future__: DDP compares the annotations of a hook with
+types, not with strings.
+"""
+
+from typing import Callable, Collection, List
+
+import torch
+import torch.distributed as dist
+
+from . import staging
+from .algorithms.state import AlgorithmState
+from .gradients.state import CompressionState
+from .job import future_on
+
+
+def compression_hook(
+    state: CompressionState, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average the gradients of a bucket over all workers, in compressed form.
+
+    Parameters
+    ----------
+    state : CompressionState
+        The state for the parameters of the wrapped model.
+    bucket : GradBucket
+
+    Returns
+    -------
+    Future of Tensor
+        Its value is the bucket's buffer, which holds the averages.
+
+    Examples
+    --------
+    >>> params = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+    >>> state = bps.CompressionState(model.named_parameters(), params, optimizer)
+    >>> ddp.register_comm_hook(state, bps.compression_hook)
+    """
+    if not _uncompiled:
+        _uncompiled.append(torch.compiler.disable(_averaged))
+    return _uncompiled[0](state, bucket)
+
+
+_uncompiled: List[Callable[..., torch.futures.Future[torch.Tensor]]] = []
+"""`_averaged` for scripts that compile a whole step: torch.compile cannot trace it.
+
+It is made by the first call, because it imports the compiler, which takes seconds.
+"""
+
+
+def _averaged(
+    state: CompressionState, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Implement `compression_hook`."""
+    buffer, begins = bucket.buffer(), bucket.index() == 0
+    parameters = bucket.parameters()
+    if buffer.is_sparse:
+        return _sparse(state, parameters[0], buffer, begins)
+    sections = buffer.split([staging.real_numel(parameter) for parameter in parameters])
+    gradients = {
+        state.name_of(p): section if p.is_contiguous() else _strided_as(p, section)
+        for p, section in zip(parameters, sections)
+    }
+    absent = gradients.keys() - state.gradients.take_computed(gradients)
+    # The buffer has averages of an earlier backward pass, if they are still in use.
+    earlier = {
+        name: gradients[name].clone() for name in absent if state.parameters[name].grad is not None
+    }
+
+    def averages(done: torch.futures.Future[Collection[str]]) -> torch.Tensor:
+        for name in earlier.keys() & done.value():
+            gradients[name].copy_(earlier[name])
+        return buffer
+
+    return state.average(gradients, begins, absent).then(averages)
+
+
+def _strided_as(parameter: torch.Tensor, section: torch.Tensor) -> torch.Tensor:
+    """Return a gradient's section of a bucket in its parameter's memory format.
+
+    A complex gradient is viewed as real numbers. `bucket.gradients()` ignores the memory format,
+    and returns complex gradients at wrong offsets.
+    """
+    real = staging.as_real(parameter)
+    strides = real.stride() if _is_dense(real) else real.contiguous().stride()
+    return section.as_strided(real.shape, strides, section.storage_offset())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's elements fill its memory without gaps, in any order."""
+    size_so_far = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1 and stride != size_so_far:
+            return False
+        size_so_far *= size
+    return True
+
+
+def _sparse(
+    state: CompressionState, parameter: torch.Tensor, buffer: torch.Tensor, begins: bool
+) -> torch.futures.Future[torch.Tensor]:
+    """Average the gradient of a bucket with one sparse gradient."""
+    name = state.name_of(parameter)
+    own = buffer if state.gradients.take_computed([name]) else None
+    return state.average_sparse(name, own, begins).then(
+        lambda done: buffer.detach() if done.value() is None else done.value()
+    )
+
+
+def local_gradients_hook(
+    state: AlgorithmState, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Return the gradients of a bucket unchanged: an algorithm steps with each worker's own.
+
+    If the algorithm's state is closed, raise an error, because nothing averages the parameters.
+    """
+    state.rounds.require_open()
+    buffer = bucket.buffer()
+    future = future_on(buffer.device)
+    future.set_result(buffer)
+    return future

@@ -1,0 +1,1 @@
+"""CompressionState: averages the gradients of a model."""

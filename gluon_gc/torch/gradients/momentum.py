@@ -1,0 +1,190 @@
+"""Momentum that gluon_gc applies instead of the optimizer.
+
+Momentum is applied to the gradient before compression. Two parts remain for the optimizer's step:
+the momentum of gradients that are sent uncompressed, and the weight decay's part of the momentum.
+During the step, the optimizer's own momentum is 0. Outside of it, the parameter groups have the
+momentum that the user or a scheduler has set, and compression follows it.
+
+References
+----------
+Zheng et al., "Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback",
+NeurIPS 2019.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Collection, Dict, Iterable, List, Mapping, Optional, Tuple
+
+import torch
+from torch.optim import Optimizer
+
+from ...compression.momentum import require_linear
+from .optimizer_hooks import param_groups
+from .optimizers import KNOWN
+
+_in_use: weakref.WeakSet[Momentum] = weakref.WeakSet()
+
+_BUFFER = "momentum_buffer"  # the key of SGD's own momentum in its state
+
+
+def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
+    """Return the momentum of the first group that has one, and whether it is Nesterov's."""
+    for group in param_groups(optimizer) if optimizer is not None else []:
+        if group.get("momentum"):
+            return float(group["momentum"]), bool(group.get("nesterov"))
+    return None, False
+
+
+class Momentum:
+    """Applies momentum mu instead of an optimizer, whose own momentum is 0 during its step.
+
+    `has_nesterov` says for each parameter name whether its momentum is Nesterov's or classic.
+    """
+
+    def __init__(self, optimizer: Optimizer, has_nesterov: Mapping[str, bool]) -> None:
+        require_linear(optimizer, [known.kind for known in KNOWN if known.is_linear])
+        if any(momentum.optimizer is optimizer for momentum in _in_use):
+            raise ValueError(
+                "an earlier CompressionState applies the momentum of this optimizer: call its "
+                "close() first, or, if both shall compress, leave out 'momentum' (and use another "
+                "compressor than dgc), or put both models into one DistributedDataParallel with "
+                "one CompressionState"
+            )
+        for group in param_groups(optimizer):
+            for key in ("dampening", "maximize"):
+                if group.get(key):
+                    raise ValueError(f"momentum is applied without {key}, got {group[key]}")
+        self.optimizer, self._has_nesterov = optimizer, has_nesterov
+        self._taken: List[float] = []  # the groups' momentum, while the optimizer steps
+        self.mu = self._current()  # at the last `follow`, or in a checkpoint loaded since
+        # The momentum of uncompressed gradients and of the weight decay, by parameter name.
+        self.state: Dict[str, Dict[str, torch.Tensor]] = {"gradient": {}, "weight_decay": {}}
+        self._loaded = True  # whether the optimizer may have momentum of its own
+        self._handle = optimizer.register_load_state_dict_post_hook(self._set_loaded)
+        _in_use.add(self)
+
+    def _set_loaded(self, optimizer: Optimizer) -> None:
+        self._loaded = True
+
+    def _current(self) -> float:
+        """Return the momentum that the parameter groups have now."""
+        self.after_step()  # if the last step has failed
+        groups = param_groups(self.optimizer)
+        kinds = sorted({(group["momentum"], group["nesterov"]) for group in groups})
+        if len(kinds) > 1:
+            raise ValueError(
+                "the optimizer's parameter groups must have the same momentum and nesterov, got "
+                f"{kinds}"
+            )
+        mu = float(kinds[0][0])
+        if not mu > 0:
+            raise ValueError(
+                f"the optimizer's momentum must stay above 0 while compression applies it, got {mu}"
+            )
+        return mu
+
+    def follow(self) -> float:
+        """Use the momentum that the optimizer has now for the next step, and return it."""
+        mu, before = self._current(), self.mu
+        if mu != before:
+            for w in self.state["weight_decay"].values():
+                w.mul_(mu / before)
+            self.mu = mu
+        return mu
+
+    def take_loaded(
+        self, parameters: Mapping[str, torch.nn.Parameter]
+    ) -> Optional[Dict[str, torch.Tensor]]:
+        """Take over the momentum that the optimizer has applied itself so far, by parameter name.
+
+        It is there after a plain checkpoint was loaded, and contains the weight decay's part. It
+        replaces all other momentum of the parameter. None: nothing was loaded since the last call.
+        """
+        if not self._loaded:
+            return None
+        self._loaded, buffers = False, {}
+        for name, parameter in parameters.items():
+            buffer = self.optimizer.state.get(parameter, {}).pop(_BUFFER, None)
+            if buffer is not None:
+                buffers[name] = buffer
+                self.state["weight_decay"].pop(name, None)
+        return buffers
+
+    def replace(self, name: str, buffer: torch.Tensor) -> None:
+        """Replace the momentum of a parameter whose gradient is sent uncompressed."""
+        self._of("gradient", name, buffer).copy_(buffer)
+
+    def give_back(self) -> None:
+        """Let the optimizer apply its own momentum again."""
+        _in_use.discard(self)
+        self._handle.remove()
+        self.after_step()
+
+    def before_step(
+        self, parameters: Iterable[Tuple[str, torch.nn.Parameter]], exempted: Collection[str]
+    ) -> None:
+        """Change averaged gradients into gradients for an optimizer without momentum.
+
+        `exempted` are the names of parameters whose compressor applies no momentum.
+        """
+        mu = self._current()
+        decay = {
+            parameter: group.get("weight_decay", 0.0)
+            for group in param_groups(self.optimizer)
+            for parameter in group["params"]
+        }
+        with torch.no_grad():
+            for name, parameter in parameters:
+                if parameter.grad is None or parameter not in decay:
+                    continue
+                if mu != self.mu:
+                    raise ValueError(
+                        f"the optimizer's momentum was changed from {self.mu} to {mu} between "
+                        "backward and step, but compression has applied it: change it after the "
+                        "step, as PyTorch's schedulers do"
+                    )
+                if name in exempted:
+                    self._add_to_gradient(name, parameter.grad)
+                self._add_weight_decay(name, parameter, decay[parameter])
+
+    def take(self) -> None:
+        """Set the optimizer's own momentum to 0, until `after_step`."""
+        groups = param_groups(self.optimizer)
+        self._taken = self._taken or [group["momentum"] for group in groups]
+        for group in groups:
+            group["momentum"] = 0.0
+
+    def after_step(self) -> None:
+        """Give the parameter groups the momentum back that `take` has set to 0."""
+        for group, mu in zip(param_groups(self.optimizer), self._taken):
+            group["momentum"] = group["momentum"] or mu
+        self._taken = []
+
+    def _of(self, kind: str, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Return the state of this kind and name; zeros at first."""
+        states = self.state[kind]
+        if name not in states:
+            dtype = torch.float32 if like.dtype.itemsize < 4 else like.dtype
+            states[name] = torch.zeros_like(like, dtype=dtype)
+        states[name] = states[name].to(like.device)
+        return states[name]
+
+    def _add_to_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        """m = mu m + g; then g = g + mu m with Nesterov momentum, else g = m."""
+        m = self._of("gradient", name, gradient)
+        m.mul_(self.mu).add_(gradient)
+        if self._has_nesterov[name]:
+            gradient.add_(self.mu * m)
+        else:
+            gradient.copy_(m)
+
+    def _add_weight_decay(self, name: str, parameter: torch.nn.Parameter, decay: float) -> None:
+        """w = mu (w + decay x); then g = g + w. Classic momentum adds the w before the update."""
+        if not decay and name not in self.state["weight_decay"]:
+            return
+        w = self._of("weight_decay", name, parameter.detach())
+        nesterov = self._has_nesterov[name]
+        previous = None if nesterov else w.clone()
+        w.add_(parameter.detach(), alpha=decay).mul_(self.mu)
+        parameter.grad.add_(w if nesterov else previous)

@@ -1,0 +1,154 @@
+"""The parameters of a model, their compression, and the settings of their optimizer."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from torch.optim import Optimizer
+
+from ...agreement import Facts
+from ...compression import CompressionParams, parse, warn_of_ignored, warn_of_plain_adam
+from ...compression.momentum import has_nesterov
+from ...options import first_match, is_whole, require_matches
+from ...plan import params_for_dimensions
+from .. import gpu
+from .optimizer_hooks import param_groups
+
+_WRAPPERS = ("module.", "_orig_mod.")  # name prefixes of DistributedDataParallel, torch.compile
+
+
+class Named(NamedTuple):
+    trained: Dict[str, torch.nn.Parameter]  # they need gradients
+    frozen: Dict[str, torch.nn.Parameter]
+    aliases: Dict[str, str]  # further names of tied parameters, and their names in the other dicts
+
+
+def named(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]]) -> Named:
+    """Return parameters by name. Names lose the prefixes of wrappers."""
+    parameters: Dict[str, torch.nn.Parameter] = {}
+    frozen: Dict[str, torch.nn.Parameter] = {}
+    aliases: Dict[str, str] = {}
+    names: Dict[torch.nn.Parameter, str] = {}
+    for name, parameter in named_parameters:
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(f"named_parameters must be pairs of name and parameter, got {name!r}")
+        while name.startswith(_WRAPPERS):
+            name = name.partition(".")[2]
+        if name in parameters or name in frozen or name in aliases:
+            raise ValueError(f"named_parameters has the name '{name}' twice")
+        if parameter in names:
+            aliases[name] = names[parameter]
+            continue
+        names[parameter] = name
+        (parameters if parameter.requires_grad else frozen)[name] = parameter
+    if not parameters:
+        raise ValueError("named_parameters has no parameter that needs a gradient")
+    return Named(parameters, frozen, aliases)
+
+
+class Chosen(NamedTuple):
+    """The compression of each parameter, and whether its momentum is Nesterov momentum."""
+
+    params: Dict[str, CompressionParams]
+    nesterov: Dict[str, bool]
+
+
+def chosen_params(
+    parameters: Mapping[str, torch.nn.Parameter],
+    compression_params: Optional[Mapping[str, Any]],
+    overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]],
+    mu: Optional[float] = None,
+    nesterov: bool = False,
+    optimizer: Optional[Optimizer] = None,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> Chosen:
+    """Return the compression of each parameter, given the optimizer's momentum.
+
+    An override may have any name of a tied parameter.
+    """
+    overrides = overrides or {}
+    kind = "" if optimizer is None else type(optimizer).__name__
+    parsed = partial(parse, mu=mu, nesterov=nesterov, optimizer=kind)
+    default = parsed(compression_params)
+    own = {pattern: parsed(params) for pattern, params in overrides.items()}
+    warn_of_ignored(compression_params, *overrides.values())
+    warn_of_plain_adam(kind, (default, *own.values()))
+    require_matches(own, [*parameters, *aliases], "overrides")
+    names: Dict[str, List[str]] = {name: [name] for name in parameters}
+    for alias, name in aliases.items():
+        if name in names:
+            names[name].append(alias)
+    chosen = Chosen({}, {})
+    for name, parameter in parameters.items():
+        matches = (first_match(each, own, default) for each in names[name])
+        params = next((match for match in matches if match is not default), default)
+        chosen.nesterov[name] = has_nesterov(params, default, nesterov)
+        params = params_for_dimensions(params, parameter.ndim)
+        chosen.params[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu
+    return chosen
+
+
+def checked_passes(passes: Any) -> int:
+    """Return backward_passes_per_step as an int, or raise ValueError if it is wrong."""
+    if not is_whole(passes) or passes < 1:
+        raise ValueError(f"backward_passes_per_step must be a whole number > 0, got {passes!r}")
+    return int(passes)
+
+
+def require_frozen(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raise a RuntimeError if a parameter that needed no gradient needs one now."""
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            raise RuntimeError(
+                f"parameter {name} needed no gradient when its CompressionState was made, so "
+                "its gradient is not averaged: make the state after the parameter is unfrozen"
+            )
+
+
+def require_no_momentum(*several: Optional[Mapping[str, Any]]) -> None:
+    """Raise ValueError if compression_params ask for the momentum of an optimizer that is None."""
+    if any(isinstance(params, Mapping) and params.get("momentum") for params in several):
+        raise ValueError(
+            "compression_params['momentum'] needs the optimizer: pass it to CompressionState("
+            "named_parameters, compression_params, optimizer)"
+        )
+
+
+def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[Optimizer]) -> None:
+    """Raise ValueError if error feedback needs the optimizer, but there is none."""
+    for params in several if optimizer is None else ():
+        params.require_no_optimizer()
+
+
+def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:
+    """Return facts about an optimizer that must be the same on all workers.
+
+    `mu` is the momentum that is applied instead of the optimizer's.
+    """
+    if optimizer is None:
+        return []
+    kind = type(optimizer).__name__
+    facts = [("", {"optimizer": kind, "momentum that compression applies": mu})]
+    for number, group in enumerate(param_groups(optimizer)):
+        values = {key: _plain(value) for key, value in group.items() if key != "params"}
+        shapes = [list(parameter.shape) for parameter in group["params"]]
+        facts.append((f"the optimizer's group {number}", {**values, "shapes": shapes}))
+    return facts
+
+
+def learning_rates(optimizer: Optional[Optimizer]) -> List[float]:
+    """Return the learning rates of an optimizer's parameter groups."""
+    groups = param_groups(optimizer) if optimizer is not None else []
+    return [float(group["lr"]) for group in groups if "lr" in group]
+
+
+def _plain(value: Any) -> Any:
+    """Return an optimizer's setting as a JSON value; for unknown types, the type's name."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.numel() <= 1 else list(value.shape)
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

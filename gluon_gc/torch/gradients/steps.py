@@ -1,0 +1,400 @@
+"""GradientSteps: averages the gradients of a model, step by step."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+)
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+from torch.optim import Optimizer
+
+from ... import env
+from ...compression import CompressionParams, candidates
+from ...learning_rates import LearningRates
+from ...log import logger
+from ...plan import applies_momentum, travels_compressed
+from .. import automatic, closing, header, staging
+from ..declared_tensor import DeclaredTensor, declared
+from ..exchange import Exchange
+from ..job import Job, future_on, resolving
+from ..sparse import SparseJob
+from .checks import OptimizerCheck, WeightCheck
+from .momentum import Momentum
+from .optimizer_hooks import around_update, param_groups, weakly
+from .scaler import ScaleWatch
+from .settings import facts_of, learning_rates
+from .undo import Undo
+
+if TYPE_CHECKING:
+    from ..optimizer.distributed import Averager
+
+
+class GradientCompression:
+    """The compression of each parameter's gradient, and the exchange that sends the gradients.
+
+    All workers create it together, with the requested compression by parameter name. "auto" is
+    replaced by a measured choice.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        params: Mapping[str, CompressionParams],
+        on_nonfinite: str,
+        group: Optional[dist.ProcessGroup],
+    ) -> None:
+        self._parameters, self._requested = parameters, params
+        self._on_nonfinite, self._group = on_nonfinite, group
+        undecided = [tensor.plan for tensor in self._declared(self._undecided())]
+        self._chosen = automatic.chosen(undecided, group) if undecided else {}
+        self._epoch: Optional[int] = None
+        self.mu: Optional[float] = None  # of all parameters with momentum; None: of their params
+        self.open()
+
+    def open(self) -> None:
+        """Create the exchange, or a new one after the first was closed."""
+        self.params: Dict[str, CompressionParams] = dict(self._requested)
+        for name, choice in self._chosen.items():
+            self.params[name] = candidates(self._requested[name])[choice]
+        tensors = self._declared(self.params)
+        self.exchange = Exchange(self._group)
+        self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
+        if self._epoch is not None:
+            self.exchange.set_epoch(self._epoch)
+        if self.mu is not None:
+            self.exchange.set_momentum(self.mu)
+        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        compressed = [t.plan.params for t in tensors if travels_compressed(t.plan, minimum)]
+        self.drawn = {name for name, params in self.params.items() if params.draws}  # at random
+        # Whether workers keep a residual or momentum for any gradient.
+        self.carries = any(params.keeps_state for params in compressed)
+        self.without_momentum: Set[str] = {  # their compressor applies no momentum
+            tensor.plan.name for tensor in tensors if not applies_momentum(tensor.plan, minimum)
+        }
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the compressors the epoch, counted from 0. No gradients may be under way."""
+        self._epoch = epoch
+        self.exchange.set_epoch(epoch)
+
+    def set_momentum(self, mu: float) -> None:
+        """Use this momentum coefficient from now on. No gradients may be under way."""
+        self.mu = mu
+        self.exchange.set_momentum(mu)
+
+    @contextmanager
+    def recalling(self, saved: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+        """Repeat the choices of "auto" in a checkpoint; undo this if the block raises an error.
+
+        `saved` has the checkpoint's descriptions of parameters. All workers call this, and the
+        block must raise on all of them or on none.
+        """
+        before = self._chosen
+        self._choose({**before, **automatic.recalled(self._undecided(), saved)})
+        try:
+            yield
+        except Exception:
+            self._choose(before)
+            raise
+
+    def _choose(self, chosen: Dict[str, str]) -> None:
+        if chosen != self._chosen:
+            self._chosen = chosen
+            self.exchange.close()
+            self.open()
+
+    def _undecided(self) -> Dict[str, CompressionParams]:
+        """Return the parameters with the compressor "auto"."""
+        requested = self._requested.items()
+        return {name: params for name, params in requested if params.accuracy is not None}
+
+    def _declared(self, params: Mapping[str, CompressionParams]) -> List[DeclaredTensor]:
+        """Return the gradients of these parameters, about in the order of backward: last first."""
+        numbered = reversed(list(enumerate(self._parameters.items())))
+        return [
+            declared(
+                name,
+                parameter,
+                params[name],
+                index,
+                called=f"the gradient of parameter {name}",
+                on_nonfinite=self._on_nonfinite,
+            )
+            for index, (name, parameter) in numbered
+            if name in params
+        ]
+
+
+class GradientSteps:
+    """Averages the gradients of a model's parameters, step by step.
+
+    It sees the gradients that backward has computed, and the steps of the optimizer.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        compression: GradientCompression,
+        optimizer: Optional[Optimizer],
+        momentum: Optional[Momentum],
+        on_nonfinite: str,
+        grad_scaler: Optional[torch.amp.GradScaler],
+    ) -> None:
+        self._parameters, self.compression = parameters, compression
+        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._optimizer, self._momentum = optimizer, momentum
+        self._on_nonfinite = on_nonfinite if grad_scaler is None else "propagate"
+        self._grad_scaler = grad_scaler
+        self.count = 0  # the steps so far, without those whose averages no optimizer applied
+        self._begun = 0
+        self.rates, self._ratios = LearningRates(), {}  # by parameter name
+        self._nonfinite: List[str] = []  # names of parameters, in the last step
+        self._stamp = header.SAME
+        self._continued: Set[str] = set()  # names whose last average is in the gradients
+        skips = self._on_nonfinite == "skip"
+        self._optimizer_check: Optional[OptimizerCheck] = None
+        if momentum is not None or skips:
+            self._optimizer_check = OptimizerCheck(self._names, compression, optimizer, skips)
+        self.undo = Undo(parameters, self._take_back)
+        self.weight_check = WeightCheck(parameters)
+        self._averager: Optional[Averager] = None
+        self._handles: List[Any] = []  # of the averager's hooks
+        self._leave_optimizer: Callable[[], None] = lambda: None
+        if optimizer is not None:
+            self._leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
+        self.closed = ""  # if it is closed or suspended: the error message of the next step
+        unknown = grad_scaler is None and any(p.keeps_state for p in compression.params.values())
+        called = "CompressionState or DistributedOptimizer"
+        self._scale_watch = ScaleWatch(parameters.values(), called) if unknown else None
+        closing.opened(self)  # only the hooks may still refer to this object at shutdown
+
+    def follow(self, averager: Averager) -> None:
+        """Tell an averager of gradients and steps. It starts the exchanges."""
+        self._averager, ready = averager, weakly(averager.ready)
+        self._handles = [p.register_post_accumulate_grad_hook(ready) for p in self._names]
+
+    def finish(self) -> None:
+        if self._averager is not None:
+            self._averager.finish()
+
+    def take_computed(self, names: Iterable[str]) -> Set[str]:
+        """Return the parameters among `names` with a gradient from backward since the last call."""
+        computed = self.undo.computed.intersection(names)
+        self.undo.computed.difference_update(computed)
+        return computed
+
+    @property
+    def has_computed(self) -> bool:
+        """Whether backward has computed gradients that were not averaged."""
+        return bool(self.undo.computed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the compressors the epoch, counted from 0."""
+        self.finish()
+        self.compression.set_epoch(epoch)
+
+    def begin(self) -> None:
+        """Begin a step, or continue the last one if backward has added to its averages."""
+        if not self._begun:
+            mu = self._momentum and self._momentum.mu
+            self.compression.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")
+        if self.compression.carries:
+            self._continued = self.undo.begin(expected=bool(self._nonfinite))
+        if self._continued and self._momentum is not None:
+            raise RuntimeError(
+                "gradients were averaged twice before the optimizer's step, but compression "
+                "applies momentum once for each average: use no_sync() for all backward passes of "
+                "a step but the last"
+            )
+        if self._momentum is not None:
+            self._follow_momentum(self._momentum)
+        if self._optimizer_check is not None:
+            self._optimizer_check.begin()
+        self._nonfinite = []
+        if not self._continued:
+            self.count += 1
+        self._ratios = self.rates.advance(self._current_rates())
+        self._begun += 1
+        checksum = header.checksum(learning_rates(self._optimizer))
+        sample, weight, largest = self.weight_check.begin()
+        self._stamp = header.Stamp(
+            self._begun % 2**32,
+            self.undo.digest,
+            checksum,
+            sample=sample,
+            weight=header.bits(weight),
+            largest=header.bits(largest),
+        )
+
+    def _follow_momentum(self, momentum: Momentum) -> None:
+        """Compress with the momentum that the optimizer has now, and take over its own momentum."""
+        compression, mu = self.compression, momentum.follow()
+        if mu != compression.mu:
+            self.finish()
+            compression.set_momentum(mu)
+        buffers = momentum.take_loaded(self._parameters)
+        if buffers is None:
+            return
+        if not self._begun:
+            taken = {"parameters with momentum in the optimizer's state": sorted(buffers)}
+            compression.exchange.agree([("", taken)], "begin the first step")
+        for name, buffer in buffers.items():
+            if name in compression.without_momentum:
+                momentum.replace(name, buffer)
+            else:
+                compression.exchange.replace_momentum(name, staging.flat(buffer))
+
+    def _current_rates(self) -> Dict[str, float]:
+        """Return the learning rates of parameters that begin a step, by name."""
+        rates: Dict[str, float] = {}
+        for group in param_groups(self._optimizer) if self._optimizer is not None else ():
+            rate = float(group.get("lr", 0.0))
+            for parameter in group["params"]:
+                name = self._names.get(parameter)
+                if name is not None and name not in self._continued:
+                    rates[name] = rate
+        return rates
+
+    def average(
+        self, gradients: Mapping[str, torch.Tensor], absent: Collection[str]
+    ) -> Future[Collection[str]]:
+        """See `CompressionState.average`. A step has begun."""
+        present = [name for name in gradients if name not in absent]
+        staged = staging.Staged(gradients)
+        loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
+
+        step, compression, continued = self.count, self.compression, self._continued
+
+        def result(job: Job) -> Collection[str]:
+            if job.unused:
+                self.rates.keep(job.unused)
+            if compression.carries:
+                self.undo.exchanged(name for name in gradients if name not in job.unused)
+            self._check(job, step)
+            staged.finish(loss_scale)
+            drawn = {n: g for n, g in gradients.items() if n in compression.drawn}
+            with staged.queue():
+                self.undo.note_zeros(drawn)
+            return job.unused
+
+        future: Future[Collection[str]] = future_on(staged.device)
+        compression.exchange.start(
+            Job(
+                staged,
+                scale=1.0 / (loss_scale * compression.exchange.workers),
+                ratios=self._ratios,
+                done=resolving(future, result),
+                absent=absent,
+                stamp=self._stamp if present else header.SAME,
+                continues=continued,
+            )
+        )
+        return future
+
+    def average_sparse(
+        self, name: str, gradient: Optional[torch.Tensor]
+    ) -> Future[Optional[torch.Tensor]]:
+        """See `CompressionState.average_sparse`. A step has begun."""
+        compression, parameter, step = self.compression, self._parameters[name], self.count
+        if name not in compression.without_momentum:
+            if compression.params[name].compressor is not None:
+                logger.info("the gradient of %s is sparse, so it is sent uncompressed", name)
+            compression.without_momentum.add(name)
+
+        def result(job: SparseJob) -> Optional[torch.Tensor]:
+            self._check(job, step)
+            return None if job.unused else job.result
+
+        future: Future[Optional[torch.Tensor]] = future_on(parameter.device)
+        absent = gradient is None
+        values = torch.zeros_like(parameter, layout=torch.sparse_coo) if absent else gradient
+        stamp = header.SAME if absent else self._stamp
+        done = resolving(future, result)
+        compression.exchange.start_sparse(SparseJob(name, values, absent, stamp, done))
+        return future
+
+    def _check(self, job: Job, step: int) -> None:
+        """Note the gradients with a NaN or an infinity. For "raise", raise a RuntimeError."""
+        self._nonfinite += job.nonfinite
+        if job.nonfinite and self._on_nonfinite == "raise":
+            raise RuntimeError(
+                f"the gradient of parameter {job.nonfinite[0]} has a NaN or an infinity in step "
+                f"{step}"
+            )
+
+    def _before_step(self) -> None:
+        """Apply momentum, or make the optimizer skip this step."""
+        if self._averager is not None:
+            self._averager.before_step()
+        if self._nonfinite and self._on_nonfinite == "skip":
+            logger.warning(
+                "step %d is skipped: the gradient of parameter %s has a NaN or an infinity",
+                self.count,
+                self._nonfinite[0],
+            )
+            for group in param_groups(self._optimizer):
+                for parameter in group["params"]:
+                    parameter.grad = None  # the optimizer does not step such parameters
+        else:
+            self.apply_momentum(self._parameters)
+        if self._momentum is not None:
+            self._momentum.take()
+
+    def _after_step(self) -> None:
+        if self._momentum is not None:
+            self._momentum.after_step()
+
+    def apply_momentum(self, names: Iterable[str]) -> None:
+        if self._momentum is not None:
+            pairs = [(name, self._parameters[name]) for name in names]
+            self._momentum.before_step(pairs, self.compression.without_momentum)
+
+    def _take_back(self, names: List[str], whole: bool) -> None:
+        """Take back the exchange of these gradients, which are all gradients of a `whole` step."""
+        self.compression.exchange.take_back(names)
+        self.rates.keep(names)
+        self.count -= whole
+
+    def suspend(self, why: str) -> None:
+        """Stop the threads until `resume`. A step in between raises RuntimeError(why)."""
+        self.closed = why
+        self.compression.exchange.close()
+
+    def resume(self) -> None:
+        """Restart with the workers of the current job. Residuals and momentum start from zero."""
+        self.closed = ""
+        closing.opened(self)
+        self.compression.open()
+        self.undo.clear()
+
+    def close(self) -> None:
+        """Remove the hooks, give the momentum back to the optimizer, and close the exchange."""
+        if not self.closed:
+            self.closed = "this CompressionState is closed"
+            for handle in self._handles:
+                handle.remove()
+            self._leave_optimizer()
+            if self._scale_watch is not None:
+                self._scale_watch.close()
+            if self._momentum is not None:
+                self._momentum.give_back()
+            if self._optimizer_check is not None:
+                self._optimizer_check.leave()
+            self.undo.close()
+            self.weight_check.leave()
+            self.compression.exchange.close()

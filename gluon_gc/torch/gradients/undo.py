@@ -1,0 +1,375 @@
+"""Undo: takes back the exchanges whose averages no optimizer has applied.
+
+Backward exchanges gradients, so residuals and momentum contain a gradient before any optimizer
+applies its average. If no optimizer does, the exchange of this parameter is taken back before the
+next one: its coders return to their state from before the exchange, which they keep.
+
+There is one record for each parameter whose average was not applied so far. A backward pass may
+also add to such averages. It then continues their step: the gradients that it exchanges contain the
+averages, so the first exchange is not taken back.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from contextlib import contextmanager
+from functools import partial
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Set,
+    Tuple,
+)
+
+import torch
+from torch.autograd import Variable
+from torch.optim import Optimizer
+
+from ...log import logger
+from .. import gpu
+from .optimizer_hooks import (
+    Arguments,
+    StepObserver,
+    closure_of,
+    param_groups,
+    steps_any,
+    untraced,
+    weakly,
+    with_closure,
+)
+
+_FIRST = 4096  # elements that `is_nonzero` reads before it reads all
+
+
+class _Average:
+    """An average that no optimizer has applied, as far as is known."""
+
+    gradient: Optional[weakref.ref] = None  # the gradient when backward returned
+    version: int = 0  # of this gradient
+    old: bool = False  # an optimizer has since stepped other parameters
+    # Whether the gradient still had the average when backward last added to it. None: it has not.
+    kept: Optional[bool] = None
+    zero: Optional[torch.Tensor] = None  # whether it is all zeros, if that can happen by chance
+    # One for each step of an optimizer that may have applied the average. The result, which a GPU
+    # computes, is whether the step did not apply it.
+    unless: Tuple[Callable[[], bool], ...] = ()
+    versions: Tuple[int, int] = (0, 0)  # of parameter and gradient, before the step under way
+
+    def __init__(self, excluded: bool) -> None:
+        self.excluded = excluded  # the script has said that no optimizer will apply it
+
+    def is_in(self, gradient: torch.Tensor) -> bool:
+        known = self.gradient is not None and self.gradient() is gradient
+        return known and gradient._version == self.version
+
+
+class Undo(StepObserver):
+    """Records for each parameter whether an optimizer has applied its last average.
+
+    `take_back` takes back the exchange of the tensors with these names. Its second argument says
+    whether they are all tensors of the last step. `in_use` is for sharded gradients: it returns the
+    names among the given ones whose averages are still in the gradients of any worker.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        take_back: Callable[[List[str], bool], None],
+        in_use: Optional[Callable[[List[str]], Set[str]]] = None,
+    ) -> None:
+        super().__init__()
+        self._parameters, self._take_back = parameters, take_back
+        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._averages: Dict[str, _Average] = {}
+        self._last: Set[str] = set()  # all exchanged names of the last step
+        self.digest = 0  # a 32-bit checksum of all names taken back so far, equal on all workers
+        self.computed: Set[str] = set()  # gradients from backward. Whoever averages them takes them
+        self._warned = self._excludes = False
+        self._knows_all = in_use is None
+        self._in_use = in_use or (lambda names: {name for name in names if self.keeps(name)})
+        self._task = -1  # the number of the backward pass whose end is awaited
+        self._marked: Dict[str, _Average] = {}  # that the step under way applies, as far as known
+        self._closures = 0  # that are running
+        self._shown: Set[str] = set()  # averages that the step of the running closure may apply
+        self._handles = self._hooks()
+
+    # Exchanges
+
+    def begin(self, expected: bool = False) -> Set[str]:
+        """Take back what no optimizer has applied, and return the names that are continued.
+
+        `expected`: it is known why an optimizer has not applied them, so there is no warning.
+        Raise a RuntimeError, and take nothing back, if it cannot be known whether the step of an
+        optimizer that runs this closure will apply the averages of the last exchange.
+        """
+        self._settle()
+        candidates = [name for name, average in self._averages.items() if not average.excluded]
+        continued = self._in_use(candidates) if candidates else set()
+        for name in continued:
+            self._averages[name].kept = None
+        dropped = [name for name in self._averages if name not in continued]
+        unknown = [n for n in dropped if n in self._shown and not self._averages[n].excluded]
+        if self._closures and unknown:
+            raise RuntimeError(
+                f"the gradient of parameter {unknown[0]} was averaged twice in a step of the "
+                "optimizer with a closure, so it cannot be known which average the step applies: "
+                "put the backward passes whose averages it does not apply into `with "
+                "state.not_applied():`, and call zero_grad() before the step if it does not apply "
+                "the gradients that are there"
+            )
+        if dropped:
+            self._drop(dropped, expected)
+        if not continued:
+            self._last.clear()
+        return continued
+
+    def exchanged(self, names: Iterable[str]) -> None:
+        """Record that these gradients are averages now. The names are the same on all workers."""
+        for name in names:
+            self._last.add(name)
+            self._averages[name] = _Average(self._excludes)
+            self._marked.pop(name, None)
+            if self._closures:
+                self._shown.add(name)
+
+    def note_zeros(self, averages: Mapping[str, torch.Tensor]) -> None:
+        """Record which averages are zero by chance: their zeros do not say that they went."""
+        for name, values in averages.items():
+            if name in self._averages:
+                self._averages[name].zero = ~is_nonzero(values)
+
+    def waiting(self) -> Tuple[List[str], bool]:
+        """Return the names whose average is not applied, and whether they are the last step's all.
+
+        A checkpoint must be without their exchange.
+        """
+        self._settle()
+        return list(self._averages), self._is_whole(self._averages)
+
+    def _is_whole(self, names: Collection[str]) -> bool:
+        return bool(self._last) and self._last.issubset(names)
+
+    def clear(self) -> None:
+        """Keep all exchanges: the script has applied their averages, or has loaded a state."""
+        self._averages.clear()
+        self._last.clear()
+
+    @contextmanager
+    def not_applied(self) -> Iterator[None]:
+        """Return a context whose exchanges leave no trace in residuals and momentum."""
+        before, self._excludes = self._excludes, True
+        try:
+            yield
+        finally:
+            self._excludes = before
+
+    def close(self) -> None:
+        self.leave()
+        for handle in self._handles:
+            handle.remove()
+
+    def _drop(self, names: List[str], expected: bool) -> None:
+        said = expected or any(self._averages[name].excluded for name in names)
+        if not said and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the gradients of %s and other parameters were exchanged, but no optimizer has "
+                "applied them, so the exchange is taken back. To save the traffic, freeze such "
+                "parameters during that backward (requires_grad_(False)), or do not synchronize "
+                "their gradients (no_sync, set_requires_gradient_sync). If the script applies "
+                "averages without an optimizer, it must call state.applied() afterwards",
+                names[0],
+            )
+        for name in names:
+            del self._averages[name]
+        self.digest = zlib.crc32("\n".join(sorted(names)).encode(), self.digest)
+        self._take_back(names, self._is_whole(names))
+
+    # Gradients
+
+    def _hooks(self) -> List[Any]:
+        """Register a hook before and one after backward adds to a gradient. They must be fast."""
+        this, touch, follow = weakref.ref(self), weakly(self._touch), weakly(self._follow)
+        current_task = torch._C._current_graph_task_id
+
+        @untraced
+        def before(name: str, gradient: torch.Tensor) -> None:  # torch.autograd.grad calls it, too
+            undo = this()
+            if undo is not None and name in undo._averages:
+                touch(name)
+
+        @untraced
+        def after(name: str, parameter: torch.Tensor) -> None:
+            undo = this()
+            if undo is not None:
+                undo.computed.add(name)
+                if undo._task != current_task():
+                    follow()
+
+        parameters = self._parameters.items()
+        handles = [p.register_hook(partial(before, name)) for name, p in parameters]
+        if self._knows_all:
+            for name, p in parameters:
+                handles.append(p.register_post_accumulate_grad_hook(partial(after, name)))
+        return handles
+
+    def _touch(self, name: str) -> None:
+        average = self._averages[name]
+        if average.kept is not False:
+            average.kept = self._has_average(name)
+
+    def _follow(self) -> None:
+        """Call `delivered` at the end of this backward pass."""
+        self._task = torch._C._current_graph_task_id()
+        # DistributedDataParallel delivers averages in a callback, which comes in between.
+        queue = Variable._execution_engine.queue_callback
+        queue(lambda: queue(self.delivered))
+
+    def delivered(self) -> None:
+        """Record the versions of the gradients that are averages."""
+        for name, average in self._averages.items():
+            gradient = self._parameters[name].grad
+            if gradient is not None:
+                average.gradient, average.version = weakref.ref(gradient), gradient._version
+
+    def keeps(self, name: str) -> bool:
+        """Return whether a gradient has its average, on this worker, which nobody set to zero."""
+        kept = self._averages[name].kept
+        return self._has_average(name) if kept is None else kept
+
+    def was_zero(self, name: str) -> bool:
+        """Return whether an average was zero on this worker by chance."""
+        return bool(self._averages[name].zero)
+
+    def _has_average(self, name: str) -> bool:
+        gradient = self._parameters[name].grad
+        if gradient is None or not self._knows_all:
+            return gradient is not None
+        return self.was_zero(name) or bool(is_nonzero(gradient))
+
+    # Steps of optimizers
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
+        """Prepare to see what a step applies. With a closure, this is known after the step."""
+        if not steps_any(optimizer, self._names):
+            return None
+        closure = closure_of(args, kwargs)
+        self._marked.clear()
+        if closure is None:
+            return None
+        self._shown = {
+            name
+            for name, average in self._averages.items()
+            if not average.old and self._has_average(name)
+        }
+        is_first = True
+
+        def counted() -> Any:
+            nonlocal is_first
+            self._closures += 1
+            try:
+                return closure()
+            except BaseException:
+                if is_first:  # the step has applied nothing yet
+                    for name in self._shown & self._averages.keys():
+                        self._averages[name].excluded = True
+                raise
+            finally:
+                self._closures -= 1
+                is_first = False
+
+        return with_closure(args, kwargs, counted)
+
+    def before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if closure_of(args, kwargs) is None:
+            self._mark(optimizer)
+
+    def _mark(self, optimizer: Optimizer) -> None:
+        """Record that a step of an optimizer applies its averages, if nothing speaks against it."""
+        overflow = getattr(optimizer, "found_inf", None)  # GradScaler passes it to fused optimizers
+        changed: Dict[str, torch.Tensor] = {}
+        for group in param_groups(optimizer) if self._averages else ():
+            for parameter in group["params"]:
+                name, gradient = self._names.get(parameter), parameter.grad
+                average = self._averages.get(name)
+                if average is None or average.excluded or gradient is None or name in self._marked:
+                    continue
+                if average.kept is False:
+                    continue
+                if overflow is None and (average.is_in(gradient) or not self._knows_all):
+                    del self._averages[name]
+                else:
+                    changed[name] = gradient
+                average.versions = parameter._version, gradient._version
+                self._marked[name] = average
+        if changed:
+            for name, unless in self._unless(changed, overflow).items():
+                self._averages[name].unless += (unless,)
+            if not next(iter(changed.values())).is_cuda:
+                self._settle()
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Find averages that the step has not applied."""
+        self._mark(optimizer)
+        for name, average in self._marked.items():
+            if name not in self._averages and self._was_left_out(name, average):
+                self._averages[name] = average
+        for average in self._averages.values():
+            average.old = True
+        self._marked.clear()
+
+    def _was_left_out(self, name: str, average: _Average) -> bool:
+        """Return whether a step has reset a gradient instead of updating the parameter."""
+        parameter, (before, gradient_before) = self._parameters[name], average.versions
+        if parameter._version != before:
+            return False
+        gradient = parameter.grad
+        if gradient is None or gradient._version == gradient_before or not self._knows_all:
+            return gradient is None
+        return not average.zero and not is_nonzero(gradient)
+
+    def _unless(
+        self, gradients: Dict[str, torch.Tensor], overflow: Optional[torch.Tensor]
+    ) -> Dict[str, Callable[[], bool]]:
+        """Return whether gradients that the script has changed are zero, or overflow."""
+        tensors = list(gradients.values())
+        if tensors[0].is_cuda and self._knows_all:
+            zeros = torch.stack(torch._foreach_norm(tensors, torch.inf)) == 0
+        elif self._knows_all:
+            zeros = torch.tensor([not is_nonzero(tensor) for tensor in tensors], device="cpu")
+        else:
+            zeros = torch.zeros(len(tensors), dtype=torch.bool, device=tensors[0].device)
+        for number, name in enumerate(gradients):
+            if self._averages[name].zero is not None:
+                zeros[number] &= ~self._averages[name].zero.to(zeros.device)
+        if overflow is not None:
+            zeros = zeros | (overflow.to(zeros.device) != 0)
+        values = gpu.copied_later(zeros)
+        return {name: lambda i=i: bool(values()[i]) for i, name in enumerate(gradients)}
+
+    def _settle(self) -> None:
+        """Find out whether steps have applied the averages that they may have applied."""
+        for name, average in list(self._averages.items()):
+            if not all(unless() for unless in average.unless):
+                del self._averages[name]
+            average.unless = ()
+
+
+def is_nonzero(gradient: Optional[torch.Tensor]) -> torch.Tensor:
+    """Return whether a gradient has an element that is not zero, shape (). None has none."""
+    if gradient is None:
+        return torch.tensor(False, device="cpu")
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    if not values.is_cuda and values.is_contiguous():
+        first = values.view(-1)[:_FIRST].any()  # usually true, and reading all takes time
+        if first or values.numel() <= _FIRST:
+            return first
+    return values.any()

@@ -1,0 +1,1 @@
+"""DistributedOptimizer: averages gradients without DistributedDataParallel."""

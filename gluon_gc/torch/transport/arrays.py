@@ -1,0 +1,88 @@
+"""PyTorch's tensors as `exchange.arrays.Arrays`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Optional, Sequence
+
+import numpy as np
+import torch
+
+from ...compression import CompressionParams
+from ...compression import stream as streams
+from ...compression.base import Compressor
+from ...exchange.arrays import Calls
+from ...exchange.chunk import ExchangedChunk
+from ...exchange.coder import Coder
+from ...exchange.coding import Buffers, HostCalls
+from ...exchange.collectives import Collectives
+from . import gpu, nccl
+from .gpu_calls import BetweenGpus, ByHost, GpuCoder, OnGpu
+from .members import GroupMembers
+
+
+class Tensors:
+    """`Arrays` for the members of an exchange."""
+
+    host = None  # tensors of an emulated GPU are CPU tensors
+    memory = staticmethod(gpu.memory)
+    is_finite = staticmethod(gpu.is_finite)
+
+    def __init__(self, members: GroupMembers) -> None:
+        self._members = members
+
+    def view(self, room: np.ndarray, dtype: str) -> torch.Tensor:
+        return torch.from_numpy(room).view(getattr(torch, dtype))
+
+    def itemsize(self, dtype: str) -> int:
+        return getattr(torch, dtype).itemsize
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> None:
+        gpu.copy_scaled(source, scale, target)
+
+    def multiply(self, values: torch.Tensor, factor: float) -> None:
+        values *= factor
+
+    def zero(self, values: torch.Tensor) -> None:
+        values.zero_()
+
+    def sum_rows(self, rows: torch.Tensor, total: torch.Tensor) -> None:
+        small = rows.itemsize < 4
+        added = rows[0].float() if small else total.copy_(rows[0])
+        for row in rows[1:]:
+            added += row
+        if small:
+            total.copy_(added)
+
+    def in_host_memory(self, device: torch.device) -> bool:
+        return gpu.in_host_memory(device)
+
+    def keeps_payloads(self, device: torch.device, compressor: Compressor) -> bool:
+        return nccl.is_chosen() and gpu.has_kernels(device, compressor)
+
+    def coder(
+        self,
+        device: torch.device,
+        params: CompressionParams,
+        n: int,
+        dtype: str,
+        start: Optional[streams.State] = None,
+    ) -> Coder:
+        if device is not None and gpu.has_kernels(device, params.compressor):
+            return GpuCoder(device, params, n, dtype, start)
+        return Coder(params, n, dtype, start)
+
+    def calls(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> Calls:
+        first = chunks[0]
+        if first.on_gpu:
+            return BetweenGpus(chunks, buffers)
+        if first.device is None or gpu.in_host_memory(first.device):
+            return HostCalls(chunks, buffers)
+        return (OnGpu if isinstance(first.coder, GpuCoder) else ByHost)(chunks, buffers)
+
+    def device_collectives(self, device: torch.device) -> Collectives:
+        first, second = self._members.nccl_groups()
+        return Collectives(
+            partial(nccl.GpuToOwners, group=first, device=device),
+            partial(nccl.GpuToAll, group=second, device=device),
+        )

@@ -1,0 +1,140 @@
+"""Tensors in the form of the compressors: flat, real, float32 or float64."""
+
+from __future__ import annotations
+
+from typing import ContextManager, Mapping, Optional
+
+import torch
+
+from ...compression import CompressionParams
+from ...exchange.exchange import DeclaredTensor
+from ...plan import Slice, Tensor
+from . import gpu
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a complex dtype's parts. Other dtypes are unchanged."""
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+def real_numel(tensor: torch.Tensor) -> int:
+    """Return a tensor's number of elements. A complex element counts as two."""
+    return tensor.numel() * (2 if tensor.is_complex() else 1)
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """View a complex tensor as real, in the same memory. Real tensors are unchanged."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which gradients are added and compressed.
+
+    It is float32 for 16-bit floats, float64 for integers, and at least complex64 for complex
+    numbers. Other dtypes are unchanged.
+    """
+    if dtype.is_complex:
+        return torch.complex64 if dtype.itemsize < 8 else dtype
+    if not dtype.is_floating_point:
+        return torch.float64
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def planned_dtype(dtype: torch.dtype) -> str:
+    """Return the dtype's name in a plan. NumPy has no bfloat16, so it counts as float16."""
+    dtype = real_dtype(dtype)
+    return "float16" if dtype == torch.bfloat16 else str(dtype).rpartition(".")[2]
+
+
+def wire_of(dtype: torch.dtype, fp16: bool) -> str:
+    """Return the dtype in which values of this dtype are sent uncompressed."""
+    dtype = real_dtype(dtype)
+    if not dtype.is_floating_point:
+        return "float64"
+    return "float16" if fp16 and dtype.itemsize > 2 else str(dtype).rpartition(".")[2]
+
+
+class Staged:
+    """Tensors as `exchange.arrays.Values`.
+
+    The values are flat, in the order of the tensor's indices, whatever its memory format. So each
+    residual belongs to the same element on all workers. The values of a complex tensor are those of
+    `torch.view_as_real`. Where possible, values share memory with their tensors. Autograd does not
+    notice that these are read and written: their version counters do not change.
+
+    Raises ValueError if the tensors are on several devices.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        devices = {tensor.device: name for name, tensor in tensors.items()}
+        if len(devices) > 1:
+            where = ", ".join(f"'{name}' on {device}" for device, name in devices.items())
+            raise ValueError(
+                f"tensors that are averaged together must be on one device, got {where}"
+            )
+        self.device = next(iter(devices), gpu.CPU)
+        self.names = tensors.keys()
+        self._tensors = {name: tensor.data for name, tensor in tensors.items()}
+        self._values = {
+            name: flat(tensor).to(working_dtype(real_dtype(tensor.dtype)))
+            for name, tensor in self._tensors.items()
+        }
+        self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self._values.items()}
+        self._ready = gpu.mark(self.device)
+
+    def of(self, piece: Slice) -> torch.Tensor:
+        """Return the values of a slice."""
+        return self._values[piece.tensor][piece.begin : piece.end]
+
+    def address(self, piece: Slice) -> int:
+        """Return the memory address of the values of a slice."""
+        begin, itemsize = self._begins[piece.tensor]
+        return begin + piece.begin * itemsize
+
+    def queue(self) -> ContextManager[Optional[int]]:
+        """Return a `gpu.queue` on their device, after the work that computes them."""
+        return gpu.queue(self.device, self._ready)
+
+    def finish(self, scale: float) -> None:
+        """Write scale * values to the tensors."""
+        with self.queue():
+            for name, tensor in self._tensors.items():
+                values = self._values[name]
+                if scale != 1.0:
+                    values *= scale
+                if values.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(shaped(values, tensor))
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements in the order of their indices, as a view if possible."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.resolve_neg().reshape(-1)
+
+
+def shaped(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return flat values in the shape of another tensor; complex if that tensor is complex."""
+    if not like.is_complex():
+        return values.view(like.shape)
+    return torch.view_as_complex(values.view(*like.shape, 2))
+
+
+def declared(
+    name: str,
+    like: torch.Tensor,
+    params: CompressionParams,
+    index: int,
+    size: Optional[int] = None,
+    called: str = "",
+    on_nonfinite: str = "propagate",
+) -> DeclaredTensor:
+    """Return a declared tensor with the dtype and the device of another tensor.
+
+    `size` is its number of elements, where a complex element counts as two; by default that of
+    `like`. See `plan.Tensor` for the other arguments.
+    """
+    size = real_numel(like) if size is None else size
+    dtype = planned_dtype(like.dtype)
+    plan = Tensor(name, size, dtype, params, index, called, on_nonfinite)
+    return DeclaredTensor(plan, wire_of(like.dtype, params.fp16), like.device)

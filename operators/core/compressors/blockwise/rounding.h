@@ -1,0 +1,102 @@
+// The rounding of blockwise: the scales of blocks, and the rounding of elements to codes. For kernel sources only (see
+// isa.h).
+#pragma once
+
+#include "core/compressors/blockwise/format.h"
+#include "core/vec_bytes.h"
+#include "core/vec_swap.h"
+
+namespace gluon_gc {
+namespace {
+
+constexpr std::size_t tile_elements = blockwise_tile;  // they fit into the first-level cache
+
+// The parameters of a tile's blocks, as in the payload and as T.
+template <typename T>
+struct Scales {
+  static constexpr std::size_t most = tile_elements / blockwise_least_block;
+
+  bool bounded = true;  // no element is beyond blockwise_most, or not finite
+  std::uint16_t step_bits[most], low_bits[most];
+  T step[most], low[most], inverse[most];  // inverse: 1 / step
+};
+
+// Sets the scales of blocks of `block` elements. at(i) returns the sixteen elements from i.
+template <bool symmetric, typename T, typename At>
+void measure(At at, std::size_t block, std::size_t blocks, T levels, Scales<T>& scales) {
+  for (std::size_t first = 0; first < blocks; first += lanes) {
+    Vec<T> magnitudes[lanes], least[lanes], greatest[lanes];
+    for (std::size_t row = 0; row < lanes; ++row) {
+      magnitudes[row] = least[row] = greatest[row] = broadcast(T{0});
+      if (first + row >= blocks) continue;
+      Vec<T> magnitude = broadcast(T{0}), low = broadcast(infinity<T>()), high = broadcast(-infinity<T>());
+      for (std::size_t i = (first + row) * block; i < (first + row + 1) * block; i += lanes) {
+        const Vec<T> here = at(i);
+        magnitude = larger_magnitude(magnitude, here);
+        if constexpr (symmetric) continue;
+        low = lesser(here, low);
+        high = greater(here, high);
+      }
+      magnitudes[row] = magnitude;
+      least[row] = low;
+      greatest[row] = high;
+    }
+    T largest[lanes], lows[lanes] = {}, highs[lanes];
+    const Vec<T> of_blocks = reduce_rows(magnitudes, [](auto a, auto b) { return larger_magnitude(a, b); });
+    scales.bounded &= magnitude_at_least(of_blocks, bits_of(blockwise_most<T>)) == 0;
+    store(of_blocks, largest, All{});
+    std::memcpy(highs, largest, sizeof(highs));
+    if constexpr (!symmetric) {
+      store(reduce_rows(least, [](auto a, auto b) { return lesser(a, b); }), lows, All{});
+      store(reduce_rows(greatest, [](auto a, auto b) { return greater(a, b); }), highs, All{});
+    }
+#pragma omp simd
+    for (std::size_t i = 0; i < lanes; ++i) {
+      const BlockwiseScale scale = blockwise_scale(lows[i], highs[i], is_finite(largest[i]), levels);
+      scales.step_bits[first + i] = scale.step;
+      scales.low_bits[first + i] = scale.low;
+      scales.step[first + i] = static_cast<T>(bfloat16_value(scale.step));
+      scales.low[first + i] = static_cast<T>(bfloat16_value(scale.low));
+      scales.inverse[first + i] = 1 / scales.step[first + i];
+    }
+  }
+}
+
+// How an element is rounded: to the nearest level, or at random to one of two. `inside` is `nearest` without comparing
+// places with the levels at the ends, for elements that are between them. `centred` is `inside` with low = 0.
+enum class Mode { inside, centred, nearest, stochastic };
+
+// Rounds elements to codes.
+template <typename T, Mode mode>
+struct Rounding {
+  explicit Rounding(const BlockwiseFormat& format)
+      : least(broadcast(static_cast<T>(format.least()))),
+        most(broadcast(static_cast<T>(format.most()))),
+        whole(broadcast(static_cast<T>(sizeof(T) == 4 ? 0x1.8p23 : 0x1.8p52) + static_cast<T>(format.zero()))) {}
+
+  // Rounds the place of an element between the levels, ties to even. The lowest byte of the result is the code.
+  // Floats of the size of `whole` have no fraction.
+  Vec<T> operator()(const Vec<T>& place) const {
+    constexpr bool is_inside = mode == Mode::inside || mode == Mode::centred;
+    return (is_inside ? place : lesser(greater(place, least), most)) + whole;
+  }
+
+  const Vec<T> least, most, whole;
+};
+
+// Writes random offsets for 64 elements: uniform between -1/2 and 1/2, from 16 bits each of 16 draws. Element i takes
+// bits 16 (i / 16) on of draw i mod 16.
+template <typename T>
+void draw_offsets(Stream& stream, T* offsets) {
+  std::uint64_t draws[blockwise_group_draws];
+  for (std::uint64_t& draw : draws) draw = stream();
+  for (int part = 0; part < 4; ++part) {
+#pragma omp simd
+    for (std::size_t i = 0; i < lanes; ++i) {
+      offsets[part * lanes + i] = blockwise_offset<T>(draws[i] >> 16 * part & 0xffff);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gluon_gc

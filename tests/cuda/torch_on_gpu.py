@@ -1,0 +1,248 @@
+"""Compares gluon_gc.torch on this machine's GPUs with the CPU. Two workers may share a GPU.
+
+    GLUON_GC_LIBRARY=build/gpu/libgluon_gc.so torchrun --nproc-per-node 2 tests/cuda/torch_on_gpu.py
+
+A loss that is linear in the parameters has the same gradients on CPU and GPU, bit for bit. So the
+averages, residuals and momentum must be equal too. Each check prints a line.
+"""
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import gluon_gc.torch as bps  # noqa: E402
+
+SIZES = (3_000_017, 70_000, 1001, 4_194_304, 5)
+STEPS = 4
+ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+SETTINGS = {
+    "uncompressed": {},
+    "fp16": {"fp16": True},
+    "onebit": ONEBIT,
+    "onebit, nesterov": {**ONEBIT, "momentum": "nesterov"},
+    "topk": {"compressor": "topk", "k": 0.001, "ef": "vanilla"},
+    "topk, corrected, nesterov": {
+        "compressor": "topk",
+        "k": 0.01,
+        "ef": "corrected",
+        "momentum": "nesterov",
+    },
+    "topk, gathered": {"compressor": "topk", "k": 0.01, "ef": "vanilla", "exchange": "gather"},
+    "randomk": {"compressor": "randomk", "k": 0.01, "seed": 5, "ef": "vanilla"},
+    "dithering": {
+        "compressor": "dithering",
+        "k": 4,
+        "seed": 3,
+        "ef": "vanilla",
+        "fixed_width": True,
+    },
+    "dgc": {"compressor": "dgc", "k": 0.01, "seed": 3},
+    "blocktopk": {"compressor": "blocktopk", "ef": "vanilla"},
+    "blockwise": {"compressor": "blockwise", "ef": "vanilla", "stochastic": True, "seed": 3},
+    "bytegrad": {"compressor": "bytegrad"},
+}
+
+
+class Linear(torch.nn.Module):
+    """Parameters whose gradients are given, and a product that keeps the GPU busy meanwhile."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.values = torch.nn.ParameterList(torch.zeros(n, device=device) for n in SIZES)
+        self.busy = torch.ones(2048, 2048, device=device) if device.type == "cuda" else None
+
+    def forward(self, gradients):
+        if self.busy is not None:
+            for _ in range(20):
+                self.busy = (self.busy @ self.busy).clamp_(-1, 1)
+        return sum((p * g).sum() for p, g in zip(self.values, gradients))
+
+
+def gradients(step):
+    """Return this worker's gradients of a step, in host memory."""
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return [torch.randn(n, generator=generator) for n in SIZES]
+
+
+def trained(device, params, steps, saved=None):
+    """Return the averages of each step, and this worker's state after the last one."""
+    net = Linear(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
+    state = bps.CompressionState(net.named_parameters(), params, optimizer)
+    if saved is not None:
+        state.load_state_dict(saved)
+    ddp.register_comm_hook(state, bps.compression_hook)
+    averages = []
+    for step in steps:
+        optimizer.zero_grad()
+        ddp([g.to(device) for g in gradients(step)]).backward()
+        averages.append([p.grad.cpu().clone() for p in net.values])
+        optimizer.step()
+    saved = state.state_dict()
+    state.close()
+    return averages, saved
+
+
+def require_equal(one, other, what):
+    """Compare tensors in lists, tuples and dictionaries, bit for bit."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), what
+        for key in one:
+            require_equal(one[key], other[key], f"{what}[{key!r}]")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), what
+        for i, pair in enumerate(zip(one, other)):
+            require_equal(*pair, f"{what}[{i}]")
+    elif isinstance(one, torch.Tensor):
+        one, other = one.cpu().contiguous(), other.cpu().contiguous()
+        same = torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+        assert same, f"{what}: {(one != other).sum()} of {one.numel()} differ"
+
+
+def check_hook(device, params):
+    """Train on the CPU and on the GPU; and on the GPU from a checkpoint of the CPU."""
+    cpu = torch.device("cpu")
+    expected, saved = trained(cpu, params, range(STEPS))
+    averages, state = trained(device, params, range(STEPS))
+    require_equal(averages, expected, "averages")
+    require_equal(state, saved, "state")
+    more = range(STEPS, STEPS + 2)
+    expected, last = trained(cpu, params, more, saved)
+    averages, state = trained(device, params, more, saved)
+    require_equal(averages, expected, "averages after a checkpoint")
+    require_equal(state, last, "state after a checkpoint")
+
+
+def check_alike(net, what):
+    """Check that the weights have the same bits on all workers."""
+    flat = torch.cat([p.detach().reshape(-1).cpu() for p in net.parameters()])
+    assert flat.isfinite().all(), what
+    everybody = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, flat)
+    require_equal(everybody, [flat] * len(everybody), what)
+
+
+def network(device):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512)]
+    return torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(512, 10)).to(device)
+
+
+def loss_of(net, device, step):
+    generator = torch.Generator().manual_seed(10 * (step % 4) + dist.get_rank())
+    x = torch.randn(64, 64, generator=generator).to(device)
+    y = torch.randint(10, (64,), generator=generator).to(device)
+    return torch.nn.functional.cross_entropy(net(x), y)
+
+
+def check_optimizer(device, optimizer, params=None, algorithm=None):
+    """Train with an algorithm of DistributedOptimizer. The loss must fall to less than a half."""
+    net = network(device)
+    optimizer = bps.DistributedOptimizer(
+        optimizer(net.parameters()),
+        net.named_parameters(),
+        compression_params=params,
+        algorithm=algorithm,
+    )
+    losses = []
+    for step in range(60):
+        optimizer.zero_grad()
+        loss = loss_of(net, device, step)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    check_alike(net, "weights")
+    assert losses[-1] < losses[0] / 2, losses[::10]
+
+
+def check_fsdp(device, residual_bits):
+    """Train a model with fully_shard. The loss must fall to less than a half."""
+    from torch.distributed.fsdp import fully_shard
+
+    net = network(device)
+    for layer in net:
+        if list(layer.parameters()):
+            fully_shard(layer)
+    fully_shard(net)
+    params = {"compressor": "blockwise", "ef": "vanilla"}
+    bps.compress_reduce_scatter(net, params, residual_bits=residual_bits)
+    bps.compress_all_gather(net, {"compressor": "blockwise", "bits": 8})
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    losses = []
+    for step in range(40):
+        optimizer.zero_grad()
+        loss = loss_of(net, device, step)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2, losses[::10]
+
+
+def check_nonfinite(device):
+    """A NaN on the GPU must be an error that names the parameter."""
+    net = Linear(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    ddp = DistributedDataParallel(net)
+    state = bps.CompressionState(net.named_parameters(), ONEBIT, optimizer)
+    ddp.register_comm_hook(state, bps.compression_hook)
+    given = [g.to(device) for g in gradients(0)]
+    given[1][3] = float("nan")
+    try:
+        ddp(given).backward()
+        raise AssertionError("a NaN was not found")
+    except RuntimeError as error:
+        assert "values.1" in str(error), error
+    state.close()
+
+
+def checks(device):
+    """Return functions by their names."""
+    sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)  # noqa: E731
+    adam = lambda parameters: torch.optim.Adam(parameters, lr=1e-3)  # noqa: E731
+    found = {f"hook, {name}": lambda p=p: check_hook(device, p) for name, p in SETTINGS.items()}
+    found["a NaN"] = lambda: check_nonfinite(device)
+    local = {"name": "local_steps", "every": 4}
+    for name, arguments in {
+        "onebit in DistributedOptimizer": (sgd, ONEBIT),
+        "local_steps": (sgd, ONEBIT, local),
+        "powersgd": (sgd, None, {"name": "powersgd", "rank": 4}),
+        "onebit_adam": (adam, None, {"name": "onebit_adam", "freeze_step": 10}),
+    }.items():
+        found[name] = lambda arguments=arguments: check_optimizer(device, *arguments)
+    for bits in (32, 8):
+        found[f"fully_shard, residuals of {bits} bits"] = lambda bits=bits: check_fsdp(device, bits)
+    return found
+
+
+def main():
+    dist.init_process_group(
+        "gloo", timeout=timedelta(seconds=60)
+    )  # NCCL does not let two workers share a GPU
+    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    bps.init(timeout=60)
+    failed = 0
+    for name, check in checks(device).items():
+        begin = time.monotonic()
+        try:
+            check()
+            said = "right"
+        except Exception as error:
+            failed, said = 1, f"FAILED: {type(error).__name__}: {error}"
+        seconds = time.monotonic() - begin
+        print(f"worker {dist.get_rank()}: {name}: {said} ({seconds:.1f} s)", flush=True)
+        dist.barrier()
+    if failed:
+        sys.exit(1)
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()
