@@ -6,7 +6,7 @@ import sys
 import mxnet as mx
 import pytest
 
-from gluon_gc.mxnet.runtime import default_exchange
+from gluon_gc.mxnet.byteps.runtime import default_exchange
 from tests.mxnet.cluster.cluster import last_line
 from tests.mxnet.exchange.test_two_way import steps
 

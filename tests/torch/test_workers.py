@@ -21,8 +21,8 @@ from gluon_gc.auto.choice import Link, Measured, Way
 from gluon_gc.auto.speed import Speed
 from gluon_gc.env import ConfigurationError
 from gluon_gc.torch import automatic, gloo, groups, nccl
-from gluon_gc.torch.coder import GpuCoder
 from gluon_gc.torch.exchanged_chunk import OVER_NCCL
+from gluon_gc.torch.transport.gpu_calls import GpuCoder
 from tests.processes import free_port
 from tests.torch import emulated, scripts, test_lifetimes
 from tests.torch.common import (

@@ -6,9 +6,8 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc.mxnet import kvstore
-from gluon_gc.mxnet.byteps.runtime import create_exchange
-from gluon_gc.mxnet.job import Job
-from gluon_gc.mxnet.runtime import create_exchange, default_exchange
+from gluon_gc.mxnet.byteps.runtime import create_exchange, default_exchange
+from gluon_gc.mxnet.exchange.gradient import Job
 from tests.mxnet.cluster.standing import on_workers
 
 N = 1000

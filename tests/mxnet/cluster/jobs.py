@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 
 import gluon_gc as bps
-from gluon_gc.mxnet.runtime import default_exchange
+from gluon_gc.mxnet.byteps.runtime import default_exchange
 
 
 def row():

@@ -13,9 +13,9 @@ import pytest
 
 import gluon_gc as bps
 from benchmark.network import Network
-from gluon_gc.mxnet.kvstore.horovod.alltoall import Alltoall
-from gluon_gc.mxnet.kvstore.horovod.bundle import Packed
-from gluon_gc.mxnet.runtime import default_exchange
+from gluon_gc.mxnet.byteps.runtime import default_exchange
+from gluon_gc.mxnet.kvstore.horovod.message_groups import Alltoall
+from gluon_gc.mxnet.kvstore.horovod.process_set import Packed
 from tests.mxnet.cluster.cluster import Cluster, needs_horovod, start_forked_horovod, start_horovod
 from tests.mxnet.cluster.hosts import needs_namespaces
 from tests.mxnet.cluster.jobs import (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc.mxnet.runtime import default_exchange
+from gluon_gc.mxnet.byteps.runtime import default_exchange
 from tests.mxnet.cluster.jobs import give, gradients_of
 from tests.mxnet.cluster.standing import on_workers
 

@@ -11,11 +11,10 @@ import pytest
 from mxnet.gluon import Parameter
 
 import gluon_gc as bps
+from gluon_gc.mxnet.byteps.runtime import default_exchange
 from gluon_gc.mxnet.engine.operators import KEPT_SPANS
 from gluon_gc.mxnet.kvstore import CompressingKVStore
 from gluon_gc.mxnet.kvstore.local import Local
-from gluon_gc.mxnet.operators import KEPT_SPANS
-from gluon_gc.mxnet.runtime import default_exchange
 from tests.mxnet.cluster import jobs
 
 TIMEOUT = 60

@@ -8,7 +8,6 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 import gluon_gc as bps
 from gluon_gc.mxnet.engine.operators import MessageAttribute
 from gluon_gc.mxnet.kvstore.horovod.message_groups import KnownGroups
-from gluon_gc.mxnet.operators import MessageAttribute
 from gluon_gc.mxnet.state import tensor_states
 from tests.mxnet.cluster.jobs import backward, gradients, make
 
