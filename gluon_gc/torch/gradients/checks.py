@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Collection, List, Mapping, Opti
 import torch
 from torch.optim import Optimizer
 
-from ...exchange import weight_samples
+from ... import weight_samples
 from .. import gpu, staging
 from .optimizer_hooks import StepObserver, contained, param_groups, steps_any
 
