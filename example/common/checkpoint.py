@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mxnet as mx
 from mxnet import gluon
 
-from gluon_gc.checkpoint import replacing
+from gluon_gc.state import replacing
 
 
 class ResumePoint(NamedTuple):

@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 
 import gluon_gc as bps
-from gluon_gc import checkpoint
+from gluon_gc import state as checkpoint
 
 from .checkpoint import ResumePoint
 from .progress import say

@@ -9,7 +9,7 @@ from ..algorithms import Algorithm
 from ..compression import CompressionParams
 from ..plan import Tensor
 from .choice import Topology
-from .selection import Measure, recalled
+from .selection import Measure, is_saved_as
 
 
 class Decision(NamedTuple):
@@ -20,8 +20,8 @@ class Decision(NamedTuple):
 class AutomaticAlgorithm:
     """The algorithm and the compression of a trainer, before and after "auto" has chosen them.
 
-    Without "auto", they are as given from the start. Subclasses choose for one algorithm.
-    `option_given` is whether the user has given the algorithm's `chosen_option`.
+    Subclasses choose for one algorithm. `option_given` is whether the user has given the
+    algorithm's `chosen_option`.
     """
 
     until_chosen: ClassVar[Mapping[str, int]] = {}
@@ -32,12 +32,11 @@ class AutomaticAlgorithm:
     ) -> None:
         self._given, self._requested, self._option_given = algorithm, params, option_given
         self._accuracies = {p.accuracy for p in params.values()} - {None}
-        self.automatic = bool(self._accuracies)
         self.take(None)
 
     @property
     def undecided(self) -> bool:
-        return self.automatic and self.decision is None
+        return self.decision is None
 
     @property
     def accuracy(self) -> str:
@@ -56,8 +55,7 @@ class AutomaticAlgorithm:
     def take(self, decision: Optional[Sequence[Any]]) -> None:
         """Use a decision: rank 0's, or a checkpoint's. None: take back the last one."""
         self.decision: Optional[Decision] = None
-        until_chosen = self.until_chosen if self.automatic else {}
-        self.algorithm = replace(self._given, **until_chosen)
+        self.algorithm = replace(self._given, **self.until_chosen)
         self.params = dict(self._requested)
         if decision is None:
             return
@@ -67,27 +65,28 @@ class AutomaticAlgorithm:
         ways = {key: self.ways(params, name) for key, params in self._requested.items()}
         self.params = {key: way for key, (_, way) in ways.items()}
 
-    def recalled(
+    def saved_decision(
         self, saved: Mapping[Hashable, Any], algorithm: Optional[Mapping[str, Any]]
     ) -> Optional[Decision]:
-        """Return the decision in a checkpoint; None if it has none, or one is made already.
+        """The decision in a checkpoint; None if it has none, or one is made already.
 
         `saved` has the identities of the CompressionParams in the checkpoint, by the key of
         `params`, and `algorithm` the name and the options.
         """
         if not self.undecided or not algorithm or algorithm["name"] != self.algorithm.name:
             return None
-        automatic = [
-            (params, recalled(params, saved[key]))
+        requested = {
+            key: params
             for key, params in self._requested.items()
             if params.accuracy is not None and saved.get(key) is not None
-        ]
-        if not automatic:
+        }
+        if not requested:
             return None
         option = self._given.chosen_option
         value = algorithm[option] if self.chooses_option else getattr(self._given, option)
-        for name in self.names([params for params, _ in automatic]):
-            if all(found == self.ways(params, name)[0] for params, found in automatic):
+        for name in self.names(list(requested.values())):
+            ways = {key: self.ways(params, name)[1] for key, params in requested.items()}
+            if all(is_saved_as(way, saved[key]) for key, way in ways.items()):
                 return Decision(name, value)
         return None
 

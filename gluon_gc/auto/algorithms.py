@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Hashable, Mapping
+from typing import Callable, Hashable, Mapping, Optional
 
 from ..algorithms import Algorithm
 from ..algorithms.local_steps import LocalSteps
@@ -18,11 +18,13 @@ def automatic(
     params: Mapping[Hashable, CompressionParams],
     option_given: bool,
     wait: Callable[[], None],
-) -> AutomaticAlgorithm:
-    """Return "auto" for an algorithm. The parameters are those of `AutomaticAlgorithm`.
+) -> Optional[AutomaticAlgorithm]:
+    """Return "auto" for an algorithm; None if no parameter has the compressor "auto".
 
     `wait` returns when this worker has done all the computation that it has queued.
     """
+    if all(each.accuracy is None for each in params.values()):
+        return None
     if isinstance(algorithm, LocalSteps):
         return AutomaticLocalSteps(algorithm, params, option_given, wait=wait)
     kind = AutomaticPowerSGD if isinstance(algorithm, PowerSGD) else AutomaticAlgorithm

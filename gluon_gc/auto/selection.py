@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Sequence
 
 from .. import env
 from ..compression import CompressionParams, candidates
@@ -41,12 +41,25 @@ def chosen(
     return [choice.names[tensor.name] for tensor in tensors]
 
 
-def recalled(params: CompressionParams, identity: Mapping[str, Any]) -> Optional[str]:
-    """The name of the candidate for these params with this identity, or None."""
-    for name, candidate in candidates(params).items():
-        if json.loads(json.dumps(candidate.identity())) == identity:
-            return name
-    return None
+def saved_choices(
+    requested: Mapping[Hashable, CompressionParams], saved: Mapping[Hashable, Any]
+) -> Dict[Hashable, str]:
+    """The names of the candidates that a checkpoint has for requests of "auto", by key.
+
+    `saved` has the identities of the checkpoint's params, by the same keys.
+    """
+    return {
+        key: name
+        for key, params in requested.items()
+        if params.accuracy is not None and key in saved
+        for name, candidate in candidates(params).items()
+        if is_saved_as(candidate, saved[key])
+    }
+
+
+def is_saved_as(params: CompressionParams, saved: Any) -> bool:
+    """Whether a checkpoint has these params, given the identity that it has."""
+    return json.loads(json.dumps(params.identity())) == saved
 
 
 def own_candidates(params: CompressionParams) -> Dict[str, CompressionParams]:

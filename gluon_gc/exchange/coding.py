@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
 
-
 from .. import kernels
 from .arrays import Arrays, Positions, Ratios, States
 from .chunk import PLAIN, SUMMED, ExchangedChunk

@@ -27,6 +27,7 @@ from ..plan import Chunk
 from ..random_streams import StreamStarts
 from . import header
 from .allreduce import LARGE_BYTES, sums_in_place
+from .announcement import Announcement
 from .arrays import Arrays
 from .chunk import ExchangedChunk
 from .coder import Coder
@@ -131,10 +132,15 @@ class Exchange:
         self.require_open()
         divisor = request.divisor * (self.workers if request.average else 1)
         job = Job(request, next(self._numbers), 1.0 / divisor)
-        self._progress.unused.difference_update(request.values.names)
+        self._progress.unused.difference_update(request.names)
+        if request.announced is not None:
+            transfers = [*self.transfers.of("announcement", self._announcement), *transfers]
         self._progress.begin(job, len(transfers), done)
         for transfer in transfers:
             self._pipeline.put(Task(transfer, job))
+
+    def _announcement(self) -> List[Stages]:
+        return [Announcement(self.transfers.link(0), self.agree)]
 
     def require_open(self) -> None:
         """Raise a RuntimeError if the exchange is closed."""
@@ -256,8 +262,7 @@ class Lane:
         for chunk in self.chunks:
             if chunk.coder is not None:
                 chunk.coder.set_epoch(epoch)
-        self.exchange.transfers.drop(self._kept)
-        self._kept.clear()
+        self.close()
 
     def set_momentum(self, mu: float) -> None:
         """Set the coefficient of all momentum. No job may be under way."""
@@ -299,6 +304,11 @@ class Lane:
         return transfers.of(
             key, lambda: transfers.made([c for name in names for c in self._of_tensor[name]])
         )
+
+    def close(self) -> None:
+        """Forget the transfers. They are made again when needed."""
+        self.exchange.transfers.drop(self._kept)
+        self._kept.clear()
 
     def take_back(self, names: Iterable[str]) -> None:
         """Undo the last exchange of these tensors, see `Coder.turn`. No job may be under way."""

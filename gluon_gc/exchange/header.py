@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import zlib
 from types import MappingProxyType
-from typing import Collection, Iterable, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import Collection, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -60,10 +60,13 @@ number of the parameter whose weights differ, or 0."""
 
 
 class OutOfStepError(RuntimeError):
-    """The workers exchange different tensors, or those of different steps."""
+    """The workers exchange different tensors, or those of different steps.
 
-    def __init__(self, outcome: Stamp) -> None:
-        super().__init__(problem(outcome))
+    `outcome`: if other workers must be told; else they know it.
+    """
+
+    def __init__(self, message: str, outcome: Optional[Stamp] = None) -> None:
+        super().__init__(message)
         self.outcome = outcome
 
 
@@ -156,7 +159,7 @@ def broken(outcome: Stamp) -> np.ndarray:
 def require_in_step(outcome: Stamp) -> None:
     """Raise OutOfStepError if later messages of the workers do not belong together either."""
     if outcome[0] in (_OUT_OF_STEP, _OTHER_TENSORS):
-        raise OutOfStepError(outcome)
+        raise OutOfStepError(problem(outcome), outcome)
 
 
 def problem(

@@ -6,10 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optional, Set
 
 from .. import kernels
+from ..agreement import Facts
 from . import header
 from .arrays import Values
 from .coder import Coder
 from .header import SAME, Stamp
+
+
+class Announced(NamedTuple):
+    """What the workers of a request compare first. Their facts must be as equal as checksums."""
+
+    checksum: int
+    facts: Facts
+    doing: str  # the common action of the workers
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,13 @@ class Request:
     continues: Optional[Collection[str]] = None
     """The tensors whose last exchange this one continues, see `Coder.turn`. None: this exchange
     cannot be taken back."""
+    announced: Optional[Announced] = None
     output: Optional[Values] = None  # where the sums are written; None: they replace the values
+
+    @property
+    def names(self) -> Collection[str]:
+        """The tensors."""
+        return self.values.names
 
     @property
     def sums(self) -> Values:

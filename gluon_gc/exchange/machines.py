@@ -78,7 +78,8 @@ class MachineTransfer(Stages):
         shares = [[c for c in chunks if c.local == i] for i in range(machines.local_size)]
         sizes = [[WireSize(chunk.values_bytes) for chunk in share] for share in shares]
         headed = [[header.wire_size(len(share)), *share] if share else [] for share in sizes]
-        self._in = link.collectives.to_owners(inside, link.tag, *with_headers(headed))
+        sizes, no_owners = with_headers(headed)
+        self._in = link.collectives.to_owners(inside, link.tag, sizes, no_owners=no_owners)
         self._out = link.collectives.to_all(inside, link.tag, [], headed)
         self._identity = header.identity(chunk.piece for chunk in chunks)
         self._mine = shares[machines.local_rank]

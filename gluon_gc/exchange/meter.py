@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 from .. import stats
 from .chunk import ExchangedChunk
@@ -39,15 +39,23 @@ class Meter:
 
 
 def of_step(
-    transfers: Iterable[Any], sizes: Mapping[str, stats.Size], reset: bool, steps: int = 0
+    transfers: Iterable[Any],
+    sizes: Mapping[str, stats.Size],
+    reset: bool,
+    steps: int = 0,
+    name_of: Callable[[str], str] = str,
 ) -> Dict[str, Any]:
     """Return the average statistics of a step, for each tensor in `sizes` and in total.
 
-    `steps`: the number of steps; 0: each transfer took part in all steps.
+    `steps`: the number of steps; 0: each transfer took part in all steps. `name_of` returns the
+    name in `sizes`, given a tensor's name in the exchange.
     """
     transfers = list(transfers)
     measured = stats.by_tensor(
-        (transfer.meter.of_step(steps), transfer.shares())
+        (
+            transfer.meter.of_step(steps),
+            [(name_of(name), share) for name, share in transfer.shares()],
+        )
         for transfer in transfers
         if transfer.meter.steps
     )

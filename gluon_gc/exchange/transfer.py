@@ -105,7 +105,9 @@ class Transfer(Stages):
         self._num_gathered = len(gathered_sizes)
         to_owners, to_all = link.collectives
         self._to_all = to_all(members, link.tag, gathered_sizes, sizes)
-        self._to_owners = to_owners(members, link.tag, headed, no_owners) if others else None
+        self._to_owners = (
+            to_owners(members, link.tag, headed, no_owners=no_owners) if others else None
+        )
         rooms, rows = iter(self._to_all.rooms), iter(self._to_all.rows)
         sent, answer, received, answers = {}, {}, {}, {}
         self._gathered = Section(gathered, rooms, sent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, TypeVar
 
 from . import header
 from .allreduce import Allreduce, sums_in_place
@@ -79,9 +79,12 @@ class Transfers:
             abandon(list(self), error.outcome)
 
 
-def abandon(transfers: Iterable[Stages], outcome: Stamp) -> None:
-    """Send an outcome to all workers that may wait for a message of these transfers."""
-    for transfer in transfers:
+def abandon(transfers: Iterable[Stages], outcome: Optional[Stamp]) -> None:
+    """Send an outcome to all workers that may wait for a message of these transfers.
+
+    None: they know it already.
+    """
+    for transfer in transfers if outcome is not None else ():
         with suppress(RuntimeError):  # the other worker has ended
             transfer.abandon(outcome)
 

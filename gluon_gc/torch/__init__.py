@@ -23,7 +23,7 @@ from .fsdp import compress_all_gather, compress_reduce_scatter
 from .gradients.state import CompressionState
 from .optimizer.distributed import DistributedOptimizer
 from .running_statistics import average_statistics
-from .suspension import resume, suspend
+from .state.suspension import resume, suspend
 
 __all__ = [
     "Compression",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -15,12 +15,11 @@ from ..auto import probe, selection
 from ..auto.algorithm import AutomaticAlgorithm, Decision
 from ..auto.choice import Measured, Topology
 from ..compression import CompressionParams
+from ..exchange.exchange import DeclaredTensor, Exchange
+from ..exchange.job import Request
 from ..plan import Tensor
-from . import gpu
-from .declared_tensor import DeclaredTensor
-from .exchange import Exchange
-from .job import Job, resolving
-from .staging import Staged, wire_of
+from .transport import gpu, new_exchange
+from .transport.staging import Staged, resolving, wire_of
 
 
 def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dict[str, str]:
@@ -28,7 +27,7 @@ def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dic
 
     All workers of the group call this.
     """
-    with closing(Exchange(group)) as exchange:
+    with closing(new_exchange(group)) as exchange:
         topology, says = _topology(exchange), exchange.rank == 0
         measure = partial(measured, exchange, topology)
         names = selection.chosen(tensors, topology, measure, says=says)
@@ -43,25 +42,12 @@ def decided(
     group: Optional[dist.ProcessGroup],
 ) -> Decision:
     """Return the decision for an algorithm. All workers of the group call this."""
-    with closing(Exchange(group)) as exchange:
+    with closing(new_exchange(group)) as exchange:
         topology, says = _topology(exchange), exchange.rank == 0
         measure = partial(measured, exchange, topology)
         (seconds,) = _Workers(exchange).slowest([automatic.seconds])
         decision = automatic.choose(tensors, shapes, topology, measure, seconds, says)
         return exchange.gather_objects(decision)[0]
-
-
-def recalled(
-    params: Mapping[str, CompressionParams], saved: Iterable[Mapping[str, Any]]
-) -> Dict[str, str]:
-    """Return the choices of "auto" in a checkpoint, by parameter name."""
-    names = {}
-    for parameter in saved:
-        if parameter["name"] in params:
-            name = selection.recalled(params[parameter["name"]], parameter["compression"])
-            if name is not None:
-                names[parameter["name"]] = name
-    return names
 
 
 def measured(
@@ -80,7 +66,7 @@ def _topology(exchange: Exchange) -> Optional[Topology]:
 
 class _Workers(probe.Workers):
     def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+        self._exchange, self._lane = exchange, exchange.lane()
 
     def meet(self, about: str) -> None:
         self._exchange.agree([("", {"probe": about})])
@@ -89,7 +75,7 @@ class _Workers(probe.Workers):
         return np.max(self._exchange.gather_objects(list(seconds)), axis=0).tolist()
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
-        self._exchange.declare(
+        self._lane.declare(
             [
                 DeclaredTensor(tensor, wire_of(torch.float32, tensor.params.fp16), gpu.CPU)
                 for tensor in tensors
@@ -103,8 +89,7 @@ class _Workers(probe.Workers):
 
         def average() -> None:
             future: Future[None] = Future()
-            scale, done = 1.0 / self._exchange.workers, resolving(future, lambda job: None)
-            self._exchange.start(Job(Staged(gradients), scale, {}, done))
+            self._lane.start(Request(Staged(gradients)), resolving(future, lambda found: None))
             future.wait()
 
         return average

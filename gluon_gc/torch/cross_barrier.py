@@ -35,7 +35,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ..options import is_whole
-from . import gpu
 from .byteps.broadcasts import broadcast_optimizer_state, broadcast_parameters
 from .byteps.push_pull import byteps_push_pull, poll, synchronize
 from .byteps.runtime import init, local_rank, local_size, rank, shutdown, size
@@ -53,6 +52,7 @@ from .optimizer.distributed import (
     average_gradients,
     checked_parameters,
 )
+from .transport import gpu
 
 __all__ = [
     "Compression",

@@ -9,10 +9,10 @@ from typing import Callable, Collection, List
 import torch
 import torch.distributed as dist
 
-from . import staging
 from .algorithms.state import AlgorithmState
 from .gradients.state import CompressionState
-from .job import future_on
+from .transport import staging
+from .transport.staging import future_on
 
 
 def compression_hook(

@@ -11,7 +11,7 @@ from .byteps.push_pull import (
 )
 from .byteps.runtime import init, local_rank, local_size, rank, shutdown, size
 from .compression import Compression
-from .suspension import resume, suspend
+from .state.suspension import resume, suspend
 
 __all__ = [
     "Compression",

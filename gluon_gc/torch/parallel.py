@@ -7,10 +7,10 @@ from typing import Any, Optional, Sequence, Union
 import torch
 from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 
-from . import gpu, groups
 from .compression import Compression, params_of
 from .ddp import compression_hook
 from .gradients.state import CompressionState
+from .transport import gpu, groups
 
 
 class DistributedDataParallel(_TorchDDP):

@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 import torch.distributed as dist
 
-from .gathering import agree, gather
+from .transport.gathering import agree, gather
 
 _STATISTICS = ("running_mean", "running_var")
 

@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gluon_gc import checkpoint
+from gluon_gc import state as checkpoint
 from tests.mxnet.states.test_states import trained
 
 MARGIN = 1 << 20

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gluon_gc import kernels
-from gluon_gc.checkpoint import Place
-from gluon_gc.checkpoint.cutting import Saved, Spans, by_tensor, part
 from gluon_gc.plan import Slice
+from gluon_gc.state import Place
+from gluon_gc.state.chunks import Saved, Spans, by_tensor, part
 
 ROOM = 2**32
 

@@ -24,7 +24,7 @@ LAYERS = {
     "agreement": set(),
     "algorithms": {"agreement", "compression", "kernels", "options", "plan"},
     "auto": {"algorithms", "compression", "kernels", "plan"},
-    "checkpoint": {"kernels", "options", "plan"},
+    "state": {"kernels", "options", "plan"},
     "compression": {"kernels", "options"},
     "integers": set(),
     "kernels": set(),
@@ -107,7 +107,7 @@ def test_each_neutral_module_has_a_layer():
         ("torch/codec.py", "from ..mxnet.codec import MessageCodec"),
         ("kernels/codec.py", "from ..compression import CompressionParams"),
         ("compression/params.py", "from .. import plan"),
-        ("checkpoint/file.py", "from ..auto import probe"),
+        ("state/file.py", "from ..auto import probe"),
         ("env/variables.py", "from .. import kernels"),
     ],
 )
@@ -121,7 +121,7 @@ def test_an_import_upwards_is_found(file, source):
         ("mxnet/kvstore/local.py", "import mxnet as mx\nfrom ..codec import Part"),
         ("mxnet/codec.py", "from .. import kernels\nfrom . import operators"),
         ("plan.py", "import numpy\nfrom .compression import CompressionParams"),
-        ("checkpoint/cutting.py", "from .. import env, kernels\nfrom .file import Place"),
+        ("state/cutting.py", "from .. import env, kernels\nfrom .file import Place"),
     ],
 )
 def test_an_import_downwards_is_none(file, source):

@@ -5,8 +5,8 @@ import functools
 import pytest
 
 from gluon_gc import agreement
-from gluon_gc.checkpoint import States, fitting
-from gluon_gc.checkpoint.loading import if_all_can
+from gluon_gc.state import States, fitting
+from gluon_gc.state.fitting import if_all_can
 
 
 def agreeing(stated):

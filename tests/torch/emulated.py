@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-from gluon_gc.torch import gpu, nccl
+from gluon_gc.torch.transport import gpu, nccl
 from tests.cuda import emulator
 
 STREAM = 7

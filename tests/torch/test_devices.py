@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gluon_gc.torch import staging
 from gluon_gc.torch.optimizer import distributed
+from gluon_gc.torch.transport import staging
 
 
 def zeros(device):

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import gluon_gc.torch as bps
 from gluon_gc.compression import parse
 from gluon_gc.exchange.coder import Coder
-from gluon_gc.torch import groups
-from gluon_gc.torch.small_residuals import Scratch, SmallResiduals
+from gluon_gc.torch.state.small_residuals import Scratch, SmallResiduals
+from gluon_gc.torch.transport import groups
 from tests.torch.common import Net, assert_alike, loss_of, raised
 from tests.torch.test_workers import CountingTransport
 from tests.torch.workers import on_workers, run

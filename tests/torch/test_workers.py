@@ -20,8 +20,8 @@ import gluon_gc.torch as bps
 from gluon_gc.auto.choice import Link, Measured, Way
 from gluon_gc.auto.speed import Speed
 from gluon_gc.env import ConfigurationError
-from gluon_gc.torch import automatic, gloo, groups, nccl
-from gluon_gc.torch.exchanged_chunk import OVER_NCCL
+from gluon_gc.torch import automatic
+from gluon_gc.torch.transport import gloo, groups, nccl
 from gluon_gc.torch.transport.gpu_calls import GpuCoder
 from tests.processes import free_port
 from tests.torch import emulated, scripts, test_lifetimes
@@ -678,7 +678,7 @@ def the_bits_of_the_cpu(folder):
             assert torch.equal(trained(params), weights), params
     for params in ({**ONEBIT, "momentum": None}, TOPK):
         state = bps.CompressionState(Net().named_parameters(), params)
-        assert any(isinstance(chunk.coder, GpuCoder) for chunk in state.exchange.chunks)
+        assert any(isinstance(chunk.coder, GpuCoder) for chunk in state.lane.chunks)
         state.close()
 
 
@@ -688,8 +688,8 @@ def payloads_stay_on_gpus():
     for params in (ONEBIT, TOPK, {"compressor": "blockwise", "ef": "vanilla"}, *by_host):
         net, optimizer, ddp, state = wrapped(params)
         train(net, optimizer, ddp, range(3))
-        chunks = [chunk for chunk in state.exchange.chunks if chunk.coder is not None]
-        stay = {chunk.kind == OVER_NCCL for chunk in chunks}
+        chunks = [chunk for chunk in state.lane.chunks if chunk.coder is not None]
+        stay = {chunk.on_gpu for chunk in chunks}
         assert stay == {params not in by_host}, params
         assert params in by_host or all(
             isinstance(chunk.aggregator, GpuCoder)

@@ -27,27 +27,27 @@ from mxnet.optimizer import Optimizer, Updater
 from ... import env, plan
 from ...agreement import Facts
 from ...algorithms import Algorithm, Round, parse
-from ...algorithms.driver import Driver, is_declared, undeclared
+from ...algorithms.driver import Driver, is_arriving, is_declared, undeclared
 from ...algorithms.requirements import (
     require_fitting_compression,
     require_floats,
     require_on_nonfinite,
 )
-from ...auto.algorithm import AutomaticAlgorithm, Decision
+from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic
-from ...checkpoint import Place
-from ...checkpoint.cutting import Arrays
 from ...options import require_different
 from ...plan import Tensor
+from ...state import LOCAL, OF_ALL, Arrays, Place
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import Job, legacy, params_for, sum_over_contexts
-from ..state.algorithm_states import AlgorithmStates
 from ..trainer import freshness
 from ..trainer.amp import AgreedLossScaler, nonfinite_gradients
-from ..trainer.automatic import decided, of_root, saved_compressions
+from ..trainer.automatic import decided, of_root
 from ..trainer.averaging import Averaging, StepArguments, Update
 from ..trainer.parameters import broadcast_to_contexts, first_copy
 from .adam import WrappedAdam, require_adam
+
+_PARAMETER = "parameter"  # `Place.what` of this worker's own parameters in a checkpoint
 
 
 class MXNet:
@@ -106,23 +106,32 @@ class AlgorithmAveraging(Averaging):
         _require_parameters(algorithm.name, self._params)
         self._updaters = updaters
         requested = {i: self._compressions.of(i) for i in self._last_first}
-        self._automatic: AutomaticAlgorithm = automatic(
-            algorithm, requested, option_given, mx.nd.waitall
-        )
+        self._given, self._requested = algorithm, requested
+        self._automatic = automatic(algorithm, requested, option_given, mx.nd.waitall)
         self._proposed: Optional[Decision] = None  # this worker's; rank 0's counts for all
-        self.described = self._automatic.described()
+        self._describe()
         self._driver = Driver(self._algorithm, self)
         self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
         self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of round
         self._compressed: Dict[str, bool] = {}  # by the kind of round
-        self._states = AlgorithmStates(self._driver, self._averaged)
         self._begun = False  # whether the algorithm's state exists
         self._declared = False  # whether the rounds' tensors are declared
 
     @property
     def _algorithm(self) -> Algorithm:
         """The algorithm: as given, or as "auto" has chosen it."""
-        return self._automatic.algorithm
+        return self._given if self._automatic is None else self._automatic.algorithm
+
+    @property
+    def _undecided(self) -> bool:
+        """Whether "auto" still has to choose."""
+        return self._automatic is not None and self._automatic.undecided
+
+    def _describe(self) -> None:
+        if self._automatic is None:
+            self.described = {"name": self._given.name, **self._given.described()}
+        else:
+            self.described = self._automatic.described()
 
     def require_every_step(self, call: str) -> None:
         raise RuntimeError(
@@ -147,7 +156,7 @@ class AlgorithmAveraging(Averaging):
         self._require_same_parameters(indices)
         if self._declared:
             return
-        if self._automatic.undecided:
+        if self._undecided:
             self._take(of_root(self.exchange, self._proposed))
         facts = [("the trainer", {"algorithm": self.described}), *about]
         facts += self._facts(optimizer, indices, indices)
@@ -166,14 +175,14 @@ class AlgorithmAveraging(Averaging):
         self.tensors.clear()
         for kind in self._shapes:
             tensors = self._tensors(kind)
-            if self._automatic.undecided:
+            if self._undecided:
                 self.exchange.agree(call, [*facts, *plan.facts(tensors)])
                 continue
             self.exchange.declare(tensors, about=facts, call=call)
             self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
 
     def _decide(self, optimizer: Optimizer, about: Facts = ()) -> None:
-        if not self._automatic.due():
+        if self._automatic is None or not self._automatic.due():
             return
         tensors = [tensor for kind in self._shapes for tensor in self._tensors(kind)]
         shapes = [self._params[tensor.index].shape for tensor in tensors]
@@ -188,7 +197,7 @@ class AlgorithmAveraging(Averaging):
         self._automatic.take(decision)
         self._driver.use(self._algorithm)
         self._shapes.clear()
-        self.described = self._automatic.described()
+        self._describe()
 
     def _require_same_parameters(self, indices: Sequence[int]) -> None:
         """Raise ValueError unless the same parameters have gradients as in the first step."""
@@ -209,7 +218,8 @@ class AlgorithmAveraging(Averaging):
 
     def _tensor(self, kind: str, index: int, shapes: Mapping[str, Tuple[int, ...]]) -> Tensor:
         param = self._params[index]
-        first, params = first_copy(param), self._automatic.params[index]
+        params = (self._requested if self._automatic is None else self._automatic.params)[index]
+        first = first_copy(param)
         if not self._compressed[kind]:
             params = params.uncompressed
         return Tensor(
@@ -305,23 +315,65 @@ class AlgorithmAveraging(Averaging):
 
     # Checkpoints
 
-    def arrays(self) -> Mapping[Place, NDArray]:
-        return self._states.arrays()
+    def arrays(self) -> Dict[Place, NDArray]:
+        """The algorithm's state and this worker's parameters, by parameter index."""
+        numbers = {param.name: i for i, param in self._averaged.items()}
+        saved = {
+            Place(i, LOCAL, _PARAMETER): first_copy(param) for i, param in self._averaged.items()
+        }
+        for kind, arrays in self._driver.saved_state().items():
+            node = OF_ALL if self._driver.is_shared(kind) else LOCAL
+            saved.update({Place(numbers[name], node, kind): a for name, a in arrays.items()})
+        return saved
 
     def check(self, file: str, arrays: Arrays, strict: bool) -> None:
-        self._states.check(file, arrays, strict)
+        for place, own in self.arrays().items():
+            if is_arriving(place.what):
+                continue  # of this trainer's steps: a file of another step has others
+            saved = arrays.get(place)
+            found = "missing" if saved is None else f"{saved.shape} of {saved.dtype.name}"
+            expected = f"{own.shape} of {np.dtype(own.dtype).name}"
+            if found != expected and (strict or saved is not None):
+                name = self._averaged[place.tensor].name
+                raise ValueError(
+                    f"'{file}' does not fit: the {place.what} of '{name}' is {found} there, but "
+                    f"{expected} here"
+                )
 
     def regrouped(self, files: Sequence[Arrays]) -> Arrays:
-        return self._states.regrouped(files)
+        states = []
+        for arrays in files:
+            state: Dict[str, Dict[int, np.ndarray]] = {}
+            for place, array in arrays.items():
+                if place.node in (LOCAL, OF_ALL):
+                    state.setdefault(place.what, {})[place.tensor] = array
+            states.append(state)
+        return {
+            Place(i, LOCAL, kind): array
+            for kind, arrays in self._algorithm.regrouped(states).items()
+            for i, array in arrays.items()
+        }
 
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
         self.steps = steps
-        self._states.load(arrays, steps)
+        first = {i: first_copy(param) for i, param in self._averaged.items()}
+        values = {
+            place: mx.nd.array(array, ctx=first[place.tensor].context, dtype=array.dtype)
+            for place, array in arrays.items()
+        }
+        for place in [place for place in values if place[1:3] == (LOCAL, _PARAMETER)]:
+            values.pop(place).copyto(first[place.tensor])
+        broadcast_to_contexts(self._averaged.values())
+        state = self._algorithm.begin(self.parameters())
+        for place, value in values.items():
+            state.setdefault(place.what, {})[self._averaged[place.tensor].name] = value
+        self._driver.go_on(steps, state)
 
-    def recall(self, header: Mapping[str, Any]) -> None:
-        if self._automatic.undecided:
-            saved = saved_compressions(header, self.named_parameters())
-            self._proposed = self._automatic.recalled(saved, header.get("algorithm"))
+    def expect(
+        self, compressions: Mapping[int, Any], algorithm: Optional[Mapping[str, Any]]
+    ) -> None:
+        if self._undecided:
+            self._proposed = self._automatic.saved_decision(compressions, algorithm)
             self._declared = False
 
     # The driver calls these

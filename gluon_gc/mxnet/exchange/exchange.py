@@ -27,10 +27,10 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from ... import agreement, env, plan
 from ...agreement import Facts, Message
 from ...auto.choice import Topology
-from ...checkpoint import Place
 from ...compression import CompressionParams, stream
 from ...plan import Chunk, Tensor
 from ...random_streams import StreamStarts
+from ...state import Place
 from .channel import AnyCodec, Channel
 from .channels import AnyChannel, Channels, GpuShares, in_messages
 from .codec import MessageCodec, Part

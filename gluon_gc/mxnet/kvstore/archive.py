@@ -8,9 +8,9 @@ from typing import Any, Dict, Hashable, Iterator, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from ... import kernels
-from ...checkpoint import STREAM, Place
-from ...checkpoint.cutting import by_tensor, part
 from ...plan import Slice
+from ...state import STREAM, Place
+from ...state.chunks import by_tensor, part
 from ..exchange.exchange import States
 
 Arrays = Mapping[Place, np.ndarray]

@@ -11,7 +11,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
-from ...checkpoint import fitting
+from ...state import fitting
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy
 from ..trainer.momentum import momentum_of

@@ -6,17 +6,15 @@ import contextlib
 import itertools
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Sequence, Set, Tuple, Union
 
 import numpy as np
-from mxnet.gluon import Parameter
 
-from ... import checkpoint
+from ... import state
 from ...algorithms.driver import undivided
-from ...checkpoint import LOCAL, OF_ALL, Place, fitting, matching
-from ...checkpoint.cutting import Arrays
-from ...checkpoint.loading import if_all_can
 from ...log import logger
+from ...state import LOCAL, OF_ALL, Arrays, Place, States, fitting
+from ...state.division import Share, arrays_of_worker
 from ..trainer.averaging import Averaging
 from . import tensor_states
 from .optimizer_states import OptimizerStates, read_stock
@@ -27,81 +25,19 @@ _REMEDY = "pass the files of all workers that saved, and strict=False"
 
 
 @dataclass(frozen=True)
-class Saved:
-    """The parts of a trainer that a checkpoint saves.
-
-    Parameters
-    ----------
-    averaging : Averaging
-    params : sequence of Parameter
-        The trainer's parameters.
-    optimizer : OptimizerStates
-    """
-
-    averaging: Averaging
-    params: Sequence[Parameter]
-    optimizer: OptimizerStates
-
-    def header(self) -> Dict[str, Any]:
-        """Facts that must be the same in a file and in the trainer that loads it.
-
-        Only the names and positions of parameters, `senders` and `learning_rate` may differ.
-        """
-        averaging, exchange = self.averaging, self.averaging.exchange
-        places = tensor_states.places(exchange)
-        senders = dict.fromkeys(range(len(self.params)), 0)
-        identities: Dict[int, Any] = {}
-        for (i, _), tensor in averaging.tensors.items():
-            if tensor.name in places:
-                senders[i] = places[tensor.name][1]
-            identities[i] = tensor.params.identity()
-        return {
-            "world_size": exchange.num_workers,
-            "rank": exchange.rank,
-            "momentum": averaging.mu,
-            "algorithm": averaging.described,
-            "parameters": [
-                {
-                    **named,
-                    "compression": identities.get(i),
-                    "senders": senders[i],
-                    "learning_rate": averaging.learning_rates.last.get(i),
-                }
-                for i, named in enumerate(averaging.named_parameters())
-            ],
-        }
-
-
-@dataclass(frozen=True)
 class _Found:
-    """A checkpoint that is checked and ready to be loaded.
+    """A checkpoint that is checked and ready to be loaded."""
 
-    Parameters
-    ----------
-    described : str
-        Its step and number of workers, in words. It must be the same on all workers.
-    optimizer : bytes
-        The optimizer's states, pickled.
-    numbers : dict
-        Maps a parameter's index in the file to its index in the trainer.
-    arrays : dict
-        The exchange's arrays by tensor name, and those of `Averaging` by parameter index.
-    steps : int
-    learning_rates : dict
-        By parameter index.
-    """
-
-    described: str
-    optimizer: bytes
-    numbers: Dict[int, int]
-    arrays: Arrays
+    described: str  # its step and number of workers; the same on all workers
+    optimizer: bytes  # the optimizer's states, pickled
+    numbers: Dict[int, int]  # from a parameter's index in the file to its index in the trainer
+    arrays: Arrays  # the exchange's by tensor name, those of `Averaging` by parameter index
     steps: int
-    learning_rates: Dict[int, float]
+    learning_rates: Dict[int, float]  # by parameter index
 
 
-def save(saved: Saved, fname: str) -> None:
+def save(averaging: Averaging, optimizer: OptimizerStates, fname: str) -> None:
     """Write the optimizer's states, residuals and momentum; see `DistributedTrainer`."""
-    averaging = saved.averaging
     exchange, names = averaging.exchange, averaging.names()
     by_name = {tensor.name: key for key, tensor in averaging.tensors.items()}
     own = averaging.arrays()
@@ -117,103 +53,127 @@ def save(saved: Saved, fname: str) -> None:
         ((in_file(place), array) for place, array in tensor_states.state(exchange, names)),
         ((place, _as_numpy(array)) for place, array in own.items()),
     )
-    header = {**saved.header(), "steps": averaging.steps}
-    checkpoint.write(fname, header, layout, arrays, saved.optimizer.pickled())
+    header = {**_described(averaging), "steps": averaging.steps}
+    state.write(fname, header, layout, arrays, optimizer.pickled())
 
 
-def header_of(fname: Files) -> Dict[str, Any]:
-    """The header of a file, with the choices of "auto".
+def announce(averaging: Averaging, fname: Files) -> None:
+    """Tell the trainer what a checkpoint has, before it declares its tensors.
 
-    It is empty if the file cannot be read; `load` then reports the error.
+    If the file cannot be read, that is nothing: `load` then reports the error.
     """
-    several = not isinstance(fname, (str, os.PathLike))
+    header: Dict[str, Any] = {}
     with contextlib.suppress(LookupError, OSError, TypeError, ValueError):
-        return checkpoint.header(str(fname[0] if several else fname))
-    return {}
+        header = state.header(str(fname[0] if _is_several(fname) else fname))
+    saved = fitting.saved_compressions(header, averaging.named_parameters())
+    averaging.expect(saved, header.get("algorithm"))
 
 
-def load(saved: Saved, fname: Files, strict: bool = True) -> None:
+def load(
+    averaging: Averaging, optimizer: OptimizerStates, fname: Files, strict: bool = True
+) -> None:
     """Check everything that `save` wrote, then restore it; see `DistributedTrainer`."""
-    averaging, exchange = saved.averaging, saved.averaging.exchange
-    found = if_all_can(
+    exchange = averaging.exchange
+    found = fitting.if_all_can(
         lambda facts: exchange.agree("load_states", facts),
         call="load_states",
         noun="file",
-        prepare=lambda: _find(saved, fname, strict),
+        prepare=lambda: _find(averaging, fname, strict),
         facts=lambda found: [("load_states", {"file": found.described})],
     )
-    saved.optimizer.load(found.optimizer, found.numbers)
+    optimizer.load(found.optimizer, found.numbers)
     own = {place: a for place, a in found.arrays.items() if place.node in (OF_ALL, LOCAL)}
     exchange_arrays = {place: array for place, array in found.arrays.items() if place not in own}
     tensor_states.load(exchange, averaging.names(), exchange_arrays)
     averaging.load(own, found.steps, found.learning_rates)
 
 
-def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
+def _described(averaging: Averaging) -> Dict[str, Any]:
+    """Facts that must be the same in a file and in the trainer that loads it.
+
+    Only the names and positions of parameters, `senders` and `learning_rate` may differ.
+    """
+    exchange, senders = averaging.exchange, tensor_states.senders(averaging.exchange)
+    parameters: List[Dict[str, Any]] = [
+        {**named, "compression": None, "senders": 0} for named in averaging.named_parameters()
+    ]
+    for (i, _), tensor in averaging.tensors.items():
+        if tensor.name in senders:
+            parameters[i]["senders"] = senders[tensor.name][1]
+        parameters[i]["compression"] = tensor.params.identity()
+    for i, parameter in enumerate(parameters):
+        parameter["learning_rate"] = averaging.learning_rates.last.get(i)
+    return {
+        "world_size": exchange.num_workers,
+        "rank": exchange.rank,
+        "momentum": averaging.mu,
+        "algorithm": averaging.described,
+        "parameters": parameters,
+    }
+
+
+def _find(averaging: Averaging, fname: Files, strict: bool) -> _Found:
     """The checkpoint in this worker's file, or in the files of all workers."""
-    averaging, exchange = saved.averaging, saved.averaging.exchange
-    several = not isinstance(fname, (str, os.PathLike))
+    exchange, several = averaging.exchange, _is_several(fname)
     if several and strict:
         raise ValueError("a list of files needs strict=False")
-    if not several and checkpoint.is_pickle(fname):
-        return _of_stock(saved, str(fname))
-    here = fitting.as_read(saved.header())
-    files = [(str(name), checkpoint.read(name)) for name in (fname if several else [fname])]
+    if not several and state.is_pickle(fname):
+        return _of_stock(averaging, str(fname))
+    here = fitting.as_read(_described(averaging))
+    files = [(str(name), state.read(name)) for name in (fname if several else [fname])]
     if several:
         files = fitting.in_order_of_ranks(files)
     fitting.check_ranks(files, several, here["world_size"], here["rank"], _REMEDY)
     arrays = []
     for name, states in files:
-        fitting.check_algorithm(name, states.header.get("algorithm"), here["algorithm"], strict)
-        there = states.header["parameters"]
-        numbers = matching.numbers_of_parameters(name, there, here["parameters"], strict)
-        # The momentum also differs if the compressor does.
-        fitting.check(name, "momentum", states.header["momentum"], here["momentum"])
+        numbers = _numbers(name, states, here, strict)
         arrays.append(_renamed(averaging, states.arrays, numbers))
+    there = files[-1][1].header["parameters"]
     loaded = averaging.names({i for n, i in numbers.items() if there[n]["compression"] is not None})
     for (name, _), file_arrays in zip(files, arrays):
-        _check_arrays(saved, name, "worker", file_arrays, loaded, strict)
+        _check_arrays(averaging, name, "worker", file_arrays, loaded, strict)
         averaging.check(name, file_arrays, strict)
-    before = {i: there[number]["senders"] for number, i in numbers.items()}
-    number = exchange.rank % len(files)  # the file whose local arrays this worker gets
-    name, states = files[number]
-    shares = _shares(averaging, before, arrays[0])
-    called = _called(saved)
+    name, states = files[exchange.rank % len(files)]  # of the local arrays that this worker gets
+    shares = _shares(averaging, {i: there[n]["senders"] for n, i in numbers.items()}, arrays[0])
     for tensor, share in () if several else shares.items():
-        what = f"number of residuals of '{called[tensor]}'"
+        what = f"number of residuals of '{_called(averaging)[tensor]}'"
         fitting.check(name, what, share.before, share.now, _REMEDY)
     others = several and len(files) != here["world_size"]
-    if others or any(share.before != share.now for share in shares.values()):
-        chosen_arrays = fitting.shared_out(arrays, shares)
-        local = {place: a for place, a in arrays[number].items() if place.node == LOCAL}
-        chosen_arrays.update(local)
-    else:
-        own = arrays[number].items()
-        chosen_arrays = {place: array for place, array in own if place.node != "aggregator"}
+    divided = others or any(share.before != share.now for share in shares.values())
+    chosen = arrays_of_worker(arrays, exchange.rank, shares if divided else None)
     if others:
-        chosen_arrays.update(averaging.regrouped(arrays))
-    if exchange.rank == 0 or (exchange.spreads_aggregators and not several):
-        chosen_arrays.update(fitting.aggregators(arrays))
+        chosen.update(averaging.regrouped(arrays))
+    if exchange.rank != 0 and (several or not exchange.spreads_aggregators):
+        chosen = {place: array for place, array in chosen.items() if place.node != "aggregator"}
     if not exchange.spreads_aggregators:
         # Not strict: files may lack a tensor, but not the aggregator of a tensor that they have.
         needed = loaded if strict else loaded & shares.keys()
-        aggregated = {place: a for place, a in chosen_arrays.items() if place.tensor in needed}
-        _check_arrays(saved, name, "aggregator", aggregated, needed, strict=True)
+        aggregated = {place: array for place, array in chosen.items() if place.tensor in needed}
+        _check_arrays(averaging, name, "aggregator", aggregated, needed, strict=True)
     header = states.header
+    rates = {i: header["parameters"][n]["learning_rate"] for n, i in numbers.items()}
     return _Found(
         f"of step {header['steps']} of {header['world_size']} workers",
         states.optimizer,
         numbers,
-        chosen_arrays,
+        chosen,
         header["steps"],
-        _learning_rates(header, numbers),
+        {i: rate for i, rate in rates.items() if rate is not None},
     )
 
 
-def _learning_rates(header: Dict[str, Any], numbers: Dict[int, int]) -> Dict[int, float]:
-    """The learning rates of the trainer's parameters at their last exchange."""
-    rates = {i: header["parameters"][number]["learning_rate"] for number, i in numbers.items()}
-    return {i: rate for i, rate in rates.items() if rate is not None}
+def _is_several(fname: Files) -> bool:
+    return not isinstance(fname, (str, os.PathLike))
+
+
+def _numbers(name: str, states: States, here: Dict[str, Any], strict: bool) -> Dict[int, int]:
+    """Check a file's header. Map the numbers of its parameters to those in the trainer."""
+    header = states.header
+    fitting.check_algorithm(name, header.get("algorithm"), here["algorithm"], strict)
+    numbers = fitting.numbers_of_parameters(name, header["parameters"], here["parameters"], strict)
+    # The momentum also differs if the compressor does.
+    fitting.check(name, "momentum", header["momentum"], here["momentum"])
+    return numbers
 
 
 def _renamed(averaging: Averaging, arrays: Arrays, numbers: Dict[int, int]) -> Arrays:
@@ -232,40 +192,37 @@ def _renamed(averaging: Averaging, arrays: Arrays, numbers: Dict[int, int]) -> A
 
 
 def _check_arrays(
-    saved: Saved, name: str, node: str, arrays: Arrays, loaded: Set[str], strict: bool
+    averaging: Averaging, name: str, node: str, arrays: Arrays, loaded: Set[str], strict: bool
 ) -> None:
     """Raise ValueError unless a file has the states that a node keeps of these tensors."""
     there = {place: array for place, array in arrays.items() if place.node == node}
-    layout = tensor_states.layout(saved.averaging.exchange, loaded)
-    here = {
-        place: shape_and_dtype for place, shape_and_dtype in layout.items() if place.node == node
-    }
-    fitting.check_arrays(name, there, here, _called(saved), strict, _REMEDY)
+    layout = tensor_states.layout(averaging.exchange, loaded)
+    here = {place: entry for place, entry in layout.items() if place.node == node}
+    fitting.check_arrays(name, there, here, _called(averaging), strict, _REMEDY)
 
 
-def _called(saved: Saved) -> Dict[str, str]:
+def _called(averaging: Averaging) -> Dict[str, str]:
     """The name of each parameter, by the name of its tensor in the store."""
-    return {t.name: saved.params[i].name for (i, _), t in saved.averaging.tensors.items()}
+    named = averaging.named_parameters()
+    return {tensor.name: named[i]["name"] for (i, _), tensor in averaging.tensors.items()}
 
 
-def _shares(
-    averaging: Averaging, before: Dict[int, Any], arrays: Arrays
-) -> Dict[str, fitting.Share]:
+def _shares(averaging: Averaging, before: Dict[int, Any], arrays: Arrays) -> Dict[str, Share]:
     """For each tensor with worker's arrays in a file, this worker's share of all files' arrays."""
-    places: Dict[str, Tuple[int, int]] = tensor_states.places(averaging.exchange)
+    senders: Dict[str, Tuple[int, int]] = tensor_states.senders(averaging.exchange)
     in_file = {place.tensor for place in arrays if place.node == "worker"}
     shares = {}
     for (i, _), tensor in averaging.tensors.items():
-        if tensor.name in places and tensor.name in in_file and before.get(i):
-            number, now = places[tensor.name]
+        if tensor.name in senders and tensor.name in in_file and before.get(i):
+            number, now = senders[tensor.name]
             draws_alike = tensor.params.compressor.traits.draws_alike
-            shares[tensor.name] = fitting.Share(before[i], now, number, draws_alike)
+            shares[tensor.name] = Share(before[i], now, number, draws_alike)
     return shares
 
 
-def _of_stock(saved: Saved, fname: str) -> _Found:
+def _of_stock(averaging: Averaging, fname: str) -> _Found:
     """The checkpoint in a file of gluon.Trainer, which has only the optimizer's states."""
-    data, numbers = read_stock(fname, len(saved.params), saved.averaging.mu)
+    data, numbers = read_stock(fname, len(averaging.named_parameters()), averaging.mu)
     logger.warning(
         "'%s' was saved by gluon.Trainer: the optimizer's states are loaded, but the residuals and "
         "the momentum of compression start from zero",

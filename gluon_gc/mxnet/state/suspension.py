@@ -8,10 +8,10 @@ from typing import Collection, Dict, Optional
 import mxnet as mx
 import numpy as np
 
-from ...checkpoint import STREAM, fitting
-from ...checkpoint.cutting import Arrays
 from ...compression import CompressionParams
 from ...plan import Tensor
+from ...state import STREAM, Arrays
+from ...state.division import Share, aggregators, arrays_of_worker
 from ..exchange.exchange import Exchange
 from . import tensor_states
 
@@ -19,23 +19,17 @@ from . import tensor_states
 class Suspended:
     """The state of a worker whose cluster is suspended; all workers create it together.
 
-    Parameters
-    ----------
-    exchange : Exchange
-        Still connected.
-    previous : Suspended, optional
-        The result of the last `suspend`. Tensors that were not declared since keep its state.
-    goes_on : bool
-        Whether the workers are the same as at the last `suspend`, with the same ranks.
+    `previous` is the result of the last `suspend`. Tensors that were not declared since keep its
+    state. `goes_on`: whether the workers are the same as then, with the same ranks.
     """
 
     def __init__(
         self, exchange: Exchange, previous: Optional[Suspended] = None, goes_on: bool = False
     ) -> None:
         self._rank, self._workers = exchange.rank, exchange.num_workers
-        places = tensor_states.places(exchange)
-        self._residuals = {tensor: count for tensor, (_, count) in places.items()}
-        self._own: Arrays = dict(tensor_states.state(exchange, places.keys()))
+        senders = tensor_states.senders(exchange)
+        self._residuals = {tensor: count for tensor, (_, count) in senders.items()}
+        self._own: Arrays = dict(tensor_states.state(exchange, senders.keys()))
         self._sums: Arrays = {
             place: array * array.dtype.type(self._residuals[place.tensor] / self._workers)
             for place, array in self._own.items()
@@ -43,7 +37,7 @@ class Suspended:
         }  # the workers of a machine may have the same residual, which counts once
         if self._workers > 1:
             self._sum_up(exchange)
-        self._owners: Dict[str, int] = dict.fromkeys(places, self._workers)  # with such a state
+        self._owners: Dict[str, int] = dict.fromkeys(senders, self._workers)  # with such a state
         if previous is not None:
             self._keep(exchange, previous, goes_on)
 
@@ -89,20 +83,23 @@ class Suspended:
         """
         residuals = {
             tensor: count
-            for tensor, (_, count) in tensor_states.places(exchange).items()
+            for tensor, (_, count) in tensor_states.senders(exchange).items()
             if tensor in names
         }
         load = tensor_states.load if all_fit else tensor_states.load_workers
         if all_fit and all(self._residuals.get(t, n) == n for t, n in residuals.items()):
             load(exchange, names, self._own)
             return
-        arrays = fitting.aggregators([self._own])
-        for place, array in self._sums.items():
-            if place.tensor in residuals:  # the workers of a machine may have one residual together
-                owners = self._owners_in(exchange, place.tensor)
-                per_worker = residuals[place.tensor] / exchange.num_workers
-                arrays[place] = array / math.ceil(owners * per_worker)
-        load(exchange, names, arrays)
+        shares = {
+            # The workers of a machine may have one residual together.
+            tensor: Share(
+                1, math.ceil(self._owners_in(exchange, tensor) * (count / exchange.num_workers))
+            )
+            for tensor, count in residuals.items()
+            if tensor in self._owners
+        }
+        sums = {**self._sums, **aggregators([self._own])}
+        load(exchange, names, arrays_of_worker([sums], 0, shares))
 
     def _owners_in(self, exchange: Exchange, tensor: str) -> int:
         """The number of a cluster's workers that get back a tensor's state."""

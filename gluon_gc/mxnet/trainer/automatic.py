@@ -16,60 +16,37 @@ from mxnet.ndarray import NDArray
 from ...auto import probe, selection
 from ...auto.algorithm import AutomaticAlgorithm, Decision
 from ...auto.choice import Link, Measured, Topology
-from ...checkpoint.matching import pairs
 from ...compression import CompressionParams, candidates
 from ...plan import Tensor
 from ..exchange.exchange import Exchange
 
 
-class Automatic:
-    """The choices of "auto" for the parameters of a trainer, by parameter index."""
+def settled(
+    exchange: Exchange,
+    tensors: Sequence[Tensor],
+    gradients: Sequence[NDArray],
+    choices: Dict[int, str],
+) -> List[Tensor]:
+    """Replace "auto" in these tensors by rank 0's choices; workers measure for new ones.
 
-    def __init__(self) -> None:
-        self._chosen: Dict[int, str] = {}
-
-    def settled(
-        self, exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
-    ) -> List[Tensor]:
-        """Replace "auto" in these tensors by rank 0's choices; workers measure for new ones."""
-        arrays = dict(zip((tensor.name for tensor in tensors), gradients))
-        undecided = [tensor for tensor in tensors if tensor.params.accuracy is not None]
-        if not undecided:
-            return list(tensors)
-        previous = [self._chosen.get(tensor.index) for tensor in undecided]
-        names = of_root(exchange, previous)
-        if None in names:
-            chosen = _choose(exchange, undecided, [arrays[tensor.name] for tensor in undecided])
-            names = of_root(exchange, [old or new for old, new in zip(names, chosen)])
-        self._chosen.update((tensor.index, name) for tensor, name in zip(undecided, names))
-        return [self._with_choice(tensor) for tensor in tensors]
-
-    def _with_choice(self, tensor: Tensor) -> Tensor:
-        if tensor.params.accuracy is None:
-            return tensor
-        return replace(tensor, params=candidates(tensor.params)[self._chosen[tensor.index]])
-
-    def recall(self, saved: Mapping[int, Any], params: Mapping[int, CompressionParams]) -> None:
-        """Take over the choices in a checkpoint, for parameters without a choice."""
-        for i, identity in saved.items():
-            if params[i].accuracy is not None:
-                candidate = selection.recalled(params[i], identity)
-                if candidate is not None:
-                    self._chosen.setdefault(i, candidate)
-
-
-def saved_compressions(
-    header: Mapping[str, Any], here: Sequence[Mapping[str, Any]]
-) -> Dict[int, Any]:
-    """The compression of each parameter in a checkpoint, by its index in the trainer.
-
-    `here` is the result of `Averaging.named_parameters`. The header is not checked yet, so keys may
-    be missing. The result is then empty.
+    `choices` has the names of candidates by parameter index. New ones are added.
     """
-    saved = header.get("parameters", [])
-    if not all({"name", "shape", "dtype"} <= set(parameter) for parameter in saved):
-        return {}
-    return {i: saved[number].get("compression") for number, i in pairs(saved, here)[0]}
+    arrays = dict(zip((tensor.name for tensor in tensors), gradients))
+    undecided = [tensor for tensor in tensors if tensor.params.accuracy is not None]
+    if not undecided:
+        return list(tensors)
+    names = of_root(exchange, [choices.get(tensor.index) for tensor in undecided])
+    if None in names:
+        chosen = _choose(exchange, undecided, [arrays[tensor.name] for tensor in undecided])
+        names = of_root(exchange, [old or new for old, new in zip(names, chosen)])
+    choices.update((tensor.index, name) for tensor, name in zip(undecided, names))
+    return [_with_choice(tensor, choices) for tensor in tensors]
+
+
+def _with_choice(tensor: Tensor, choices: Mapping[int, str]) -> Tensor:
+    if tensor.params.accuracy is None:
+        return tensor
+    return replace(tensor, params=candidates(tensor.params)[choices[tensor.index]])
 
 
 def decided(

@@ -26,10 +26,9 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from ...agreement import Facts
-from ...checkpoint import Place
-from ...checkpoint.cutting import Arrays
 from ...learning_rates import LearningRates
 from ...plan import Tensor
+from ...state import Arrays, Place
 from ..exchange.exchange import Exchange
 from . import optimizer_facts
 from .amp import AgreedLossScaler
@@ -132,12 +131,15 @@ class Averaging(ABC):
         """The arrays of each worker that depend on the files of all workers of another number."""
         return {}
 
-    def recall(self, header: Mapping[str, Any]) -> None:
-        """Take over the choices of "auto" in a checkpoint with this header, which may be empty.
+    @abstractmethod
+    def expect(
+        self, compressions: Mapping[int, Any], algorithm: Optional[Mapping[str, Any]]
+    ) -> None:
+        """Learn what a checkpoint has, before `prepare` and `load`. It is not checked yet.
 
-        `prepare` then also declares frozen parameters that have a state in rank 0's checkpoint.
+        "auto" takes over the choices in the compressions, which are given by parameter index. So
+        `prepare` declares what rank 0's checkpoint has, of frozen parameters too.
         """
-        return
 
     # Shared by the subclasses
 

@@ -10,9 +10,9 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ... import weight_samples
 from ...algorithms.requirements import digest
-from ...weight_samples import ELEMENTS, EVERY, PARAMETERS, Sample
+from ...exchange import weight_samples
+from ...exchange.weight_samples import ELEMENTS, EVERY, PARAMETERS, Sample
 from ..exchange.exchange import Exchange
 from .parameters import first_copy, is_statistic
 

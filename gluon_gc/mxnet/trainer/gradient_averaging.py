@@ -12,16 +12,16 @@ from mxnet.optimizer import Optimizer
 
 from ... import env
 from ...agreement import Facts
-from ...checkpoint import OF_ALL, Place
-from ...checkpoint.cutting import Arrays
+from ...auto.selection import saved_choices
 from ...log import logger
 from ...plan import applies_momentum, travels_compressed
+from ...state import OF_ALL, Arrays, Place
 from ..engine.operators import clip_factor
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import Gradient, Job, sums_of
 from ..state import tensor_states
 from . import freshness
-from .automatic import Automatic, of_root, saved_compressions
+from .automatic import of_root, settled
 from .averaging import Averaging, StepArguments, Update
 from .momentum import Momentum, require_outside, require_unchanged
 from .optimizer_facts import next_rate
@@ -71,7 +71,7 @@ class GradientAveraging(Averaging):
         super().__init__(**common)
         self._momentum, self._max_grad_norm = momentum, max_grad_norm
         self.mu = None if momentum is None else momentum.mu
-        self._automatic = Automatic()
+        self._choices: Dict[int, str] = {}  # of "auto", by index: the candidates' names
         self._reused: Dict[str, Gradient] = {}
         self._momentum_after: Set[int] = set()  # indices whose compressor applies none
         self._stateful: Set[int] = set()  # indices to declare even if they are frozen
@@ -119,7 +119,7 @@ class GradientAveraging(Averaging):
             for i in new
         ]
         gradients = [gradient_of(self._params[i]) for i in new]
-        tensors = self._automatic.settled(self.exchange, tensors, gradients)
+        tensors = settled(self.exchange, tensors, gradients, self._choices)
         facts = [*about, *self._facts(optimizer, indices, new)]
         self.exchange.declare(tensors, about=facts, call=call)
         self.tensors.update(((tensor.index, ""), tensor) for tensor in tensors)
@@ -427,10 +427,12 @@ class GradientAveraging(Averaging):
                 self._params,
             )
 
-    def recall(self, header: Mapping[str, Any]) -> None:
-        saved = saved_compressions(header, self.named_parameters())
-        self._automatic.recall(saved, {i: self._compressions.of(i) for i in self._last_first})
-        stateful = [i for i, compression in saved.items() if compression is not None]
+    def expect(
+        self, compressions: Mapping[int, Any], algorithm: Optional[Mapping[str, Any]]
+    ) -> None:
+        requested = {i: self._compressions.of(i) for i in self._last_first}
+        self._choices = {**saved_choices(requested, compressions), **self._choices}
+        stateful = [i for i, compression in compressions.items() if compression is not None]
         self.exchange.agree("load_states")
         self._stateful = set(of_root(self.exchange, stateful))
 

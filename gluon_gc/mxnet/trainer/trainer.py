@@ -407,7 +407,8 @@ class DistributedTrainer(Trainer):
         """
         self._follow_cluster()
         self._averaging.require_settled("save_states")
-        saving.save(self._saved("save_states"), fname)
+        self._averaging.prepare(self._optimizer, "save_states")
+        saving.save(self._averaging, self._optimizer_states(), fname)
 
     def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
         """Restore the states that `save_states` saved. All workers call this.
@@ -441,14 +442,13 @@ class DistributedTrainer(Trainer):
             Another worker's file does not fit, or is of another step.
         """
         self._follow_cluster()
-        self._averaging.recall(saving.header_of(fname))
-        saving.load(self._saved("load_states"), fname, strict)
+        saving.announce(self._averaging, fname)
+        self._averaging.prepare(self._optimizer, "load_states")
+        saving.load(self._averaging, self._optimizer_states(), fname, strict)
         self._optimizer = self._updaters[0].optimizer
 
-    def _saved(self, call: str) -> saving.Saved:
-        self._averaging.prepare(self._optimizer, call)
-        optimizer = OptimizerStates(self._updaters, self._params)
-        return saving.Saved(self._averaging, self._params, optimizer)
+    def _optimizer_states(self) -> OptimizerStates:
+        return OptimizerStates(self._updaters, self._params)
 
     # Reports
 

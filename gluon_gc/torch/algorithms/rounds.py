@@ -1,10 +1,10 @@
-"""The rounds of an algorithm. Each kind of round has its own exchange."""
+"""The rounds of an algorithm. Each kind of round is a lane of one exchange."""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from typing import Callable, Dict, Iterable, List, Mapping, Optional
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -15,12 +15,11 @@ from ...agreement import Facts
 from ...algorithms.base import Arrays, Round, Shapes
 from ...algorithms.driver import is_declared, undeclared
 from ...compression import CompressionParams
+from ...exchange.exchange import DeclaredTensor, Lane
+from ...exchange.job import Announced, Request, Result
 from ...plan import Tensor
-from .. import gpu, staging
-from ..declared_tensor import DeclaredTensor, declared
-from ..exchange import Exchange
-from ..job import Job, future_on, resolving
-from ..pipeline import Pipeline
+from ..transport import gpu, new_exchange, staging
+from ..transport.staging import declared, future_on, resolving
 
 Tensors = Dict[str, torch.Tensor]
 
@@ -66,19 +65,16 @@ class Rounds:
         group: Optional[dist.ProcessGroup],
         step: Callable[[], int],  # returns the number of the current step
     ) -> None:
-        self._about, self._group, self._step = about, group, step
+        self._about, self._step = about, step
         self.framework = PyTorch()
         self._parameters, self._params = parameters, params
         self._shapes: Dict[str, Shapes] = {}  # by the kind of round
         self._compressed: Dict[str, bool] = {}  # by the kind of round
-        self.exchanges: Dict[str, Exchange] = {}  # by the kind of round
+        self.lanes: Dict[str, Lane] = {}  # by the kind of round
         self.counts: Counter[str] = Counter()  # of the rounds of each kind
         self._epoch: Optional[int] = None
-        # It compares the rounds of all workers before they are made. It has no tensors, because
-        # rounds may be under way in the other exchanges.
-        self.meeting = Exchange(group)
-        self.meeting.declare((), about=about)
-        self._beginning = Pipeline([lambda begin: begin()], lambda *_: None, lambda *_: None)
+        self.exchange = new_exchange(group)
+        self.exchange.agree(about)
 
     def parameters(self) -> Tensors:
         """Return the parameters, in the model's memory. Algorithms index arrays, also scalars."""
@@ -92,25 +88,25 @@ class Rounds:
     def declare(self, kind: str, shapes: Shapes, compressed: bool) -> None:
         """Prepare to average vectors of these shapes. All workers call this."""
         self._shapes[kind], self._compressed[kind] = shapes, compressed
-        exchange = Exchange(self._group)
+        lane = self.exchange.lane()
         about = [*self._about, ("", {"kind of round": kind})]
-        exchange.declare(self._tensors(kind), about=about)
+        lane.declare(self._tensors(kind), about=about)
         if self._epoch is not None:
-            exchange.set_epoch(self._epoch)
-        self.exchanges[kind] = exchange
+            lane.set_epoch(self._epoch)
+        self.lanes[kind] = lane
 
     def renew(self, about: Facts, params: Mapping[str, CompressionParams]) -> None:
         """Forget all rounds and residuals. The rounds must be declared again."""
         self._about, self._params = about, params
-        for exchange in self.exchanges.values():
-            exchange.close()
-        self.exchanges.clear()
+        for lane in self.lanes.values():
+            lane.close()
+        self.lanes.clear()
         self._shapes.clear()
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        for exchange in self.exchanges.values():
-            exchange.set_epoch(epoch)
+        for lane in self.lanes.values():
+            lane.set_epoch(epoch)
 
     def tensors(self) -> List[Tensor]:
         return [tensor.plan for kind in self._shapes for tensor in self._tensors(kind)]
@@ -133,31 +129,25 @@ class Rounds:
     def start(self, request: Round) -> Callable[[], Arrays]:
         """Start to average a round's vectors. All workers call this.
 
-        The result waits, and returns the averages in new memory. The workers compare their requests
-        first, on a thread of its own. If `request.waits`, this call waits for the comparison.
+        The result waits, and returns the averages in new memory.
         """
         vectors = {name: vector.detach().clone() for name, vector in request.vectors.items()}
         step, by_device = self._step(), defaultdict(dict)
         for name, vector in vectors.items():
             by_device[vector.device][name] = vector
         staged = [staging.Staged(on_device) for on_device in by_device.values()]
-        begun: Future[List[Future[List[str]]]] = Future()
-
-        def begin() -> None:
-            try:
-                self._require_same(request, step)
-                exchange = self.exchanges[request.kind]
-                self.counts[request.kind] += 1
-                begun.set_result([_averaged(exchange, values) for values in staged])
-            except BaseException as error:  # any error, because somebody waits
-                begun.set_exception(error)
-
-        self._beginning.put(begin)
-        if request.waits:
-            begun.wait()
+        was_declared, announced = self._announced(request, step)
+        if not was_declared:
+            self._start(staging.Staged({}), announced, None).wait()  # the error that all raise
+            raise undeclared(request, step)
+        self.counts[request.kind] += 1
+        averages = []
+        for values in staged or [staging.Staged({})]:
+            averages.append(self._start(values, announced, self.lanes[request.kind]))
+            announced = None
 
         def wait() -> Arrays:
-            nonfinite = [name for average in begun.wait() for name in average.wait()]
+            nonfinite = [name for average in averages for name in average.wait()]
             if nonfinite:
                 raise RuntimeError(
                     f"the {request.kind} of parameter {nonfinite[0]} has a NaN or an infinity in "
@@ -167,8 +157,28 @@ class Rounds:
 
         return wait
 
-    def _require_same(self, request: Round, step: int) -> None:
-        """Raise a RuntimeError on all workers unless all request the same declared round."""
+    def _start(
+        self, values: staging.Staged, announced: Optional[Announced], lane: Optional[Lane]
+    ) -> Future[List[str]]:
+        """Start to replace vectors by their averages. Without a lane, there are none.
+
+        The value of the future: the names of the vectors with a NaN or an infinity.
+        """
+        future: Future[List[str]] = future_on(values.device)
+
+        def result(found: Result) -> List[str]:
+            values.finish(1.0)
+            return found.nonfinite
+
+        request, done = Request(values, announced=announced), resolving(future, result)
+        if lane is None:
+            self.exchange.start(request, (), done)
+        else:
+            lane.start(request, done)
+        return future
+
+    def _announced(self, request: Round, step: int) -> Tuple[bool, Announced]:
+        """Return whether a round was declared, and what all workers must request alike."""
         frozen = [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
         left_out = set(frozen)
         unfrozen = {
@@ -178,42 +188,20 @@ class Rounds:
         declared = is_declared(request, unfrozen) and all(
             vector.dtype == self._parameters[name].dtype for name, vector in request.vectors.items()
         )
-        kind = list(self.exchanges).index(request.kind) if declared else -1
-        names = zlib.crc32("\n".join(request.vectors).encode())
-        doing = "make a round of the algorithm"
-        requests = self.meeting.gather_numbers([step, kind, names], doing)
-        if len(set(requests)) > 1:
-            facts = {
-                "step": step,
-                "round": request.kind,
-                "a declared round": declared,
-                "frozen": frozen,
-            }
-            vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
-            self.meeting.agree([("the algorithm", facts), *vectors], doing)
-        if not declared:
-            raise undeclared(request, step)
+        about = {
+            "step": step,
+            "round": request.kind,
+            "a declared round": declared,
+            "frozen": frozen,
+        }
+        facts = [("the algorithm", about)]
+        facts += [(f"the vector of {name}", {"name": name}) for name in request.vectors]
+        words = [str(step), request.kind, str(declared), *request.vectors]
+        checksum = zlib.crc32("\n".join(words).encode())
+        return declared, Announced(checksum, facts, "make a round of the algorithm")
 
     def require_open(self) -> None:
-        for exchange in self.exchanges.values():
-            exchange.require_open()
+        self.exchange.require_open()
 
     def close(self) -> None:
-        self._beginning.close()
-        for exchange in (self.meeting, *self.exchanges.values()):
-            exchange.close()
-
-
-def _averaged(exchange: Exchange, staged: staging.Staged) -> Future[List[str]]:
-    """Start to replace vectors by their averages.
-
-    The value of the future: the names of the vectors with a NaN or an infinity.
-    """
-    future: Future[List[str]] = future_on(staged.device)
-
-    def result(job: Job) -> List[str]:
-        staged.finish(1.0)
-        return job.nonfinite
-
-    exchange.start(Job(staged, 1.0 / exchange.workers, {}, resolving(future, result)))
-    return future
+        self.exchange.close()

@@ -12,14 +12,18 @@ from ...agreement import Facts
 from ...algorithms import Algorithm
 from ...algorithms.driver import Driver
 from ...algorithms.requirements import first_values, require_fitting_compression, require_floats
-from ...auto.algorithm import AutomaticAlgorithm, Decision
+from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic as automatic_of
 from ...compression import CompressionParams
+from ...exchange import meter
 from ...log import logger
 from ...options import checked_epoch
-from .. import algorithm_saving, automatic, closing, gpu, stats
+from .. import closing
 from ..gradients.optimizer_hooks import require_averaged
 from ..gradients.settings import chosen_params, facts_of, named
+from ..state import algorithms as algorithm_saving
+from ..transport import gpu
+from ..transport.staging import sizes_of
 from .adam import WrappedAdam, require_adam, require_settings
 from .rounds import Rounds, is_frozen
 
@@ -56,9 +60,8 @@ class AlgorithmState:
         requested, _ = chosen_params(
             self.parameters, compression_params, overrides, aliases=self.aliases
         )
-        self.automatic: AutomaticAlgorithm = automatic_of(
-            algorithm, requested, option_given, self._wait
-        )
+        self.automatic = automatic_of(algorithm, requested, option_given, self._wait)
+        self._given, self._requested = algorithm, requested
         self.optimizer, self._group = optimizer, process_group
         self._on_nonfinite = on_nonfinite
         self.rounds = Rounds(
@@ -73,15 +76,17 @@ class AlgorithmState:
     @property
     def algorithm(self) -> Algorithm:
         """It has no rounds while "auto" has not chosen."""
-        return self.automatic.algorithm
+        return self._given if self.automatic is None else self.automatic.algorithm
 
     @property
     def params(self) -> Dict[str, CompressionParams]:
-        return self.automatic.params
+        return self._requested if self.automatic is None else self.automatic.params
 
     @property
     def options(self) -> Dict[str, Any]:
         """The options of the algorithm, and its "name"."""
+        if self.automatic is None:
+            return {"name": self._given.name, **self._given.described()}
         return self.automatic.described()
 
     @property
@@ -104,10 +109,8 @@ class AlgorithmState:
         if not self._agreed:
             settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
             self._agree([("", settings)] if averages else [])
-        if self.automatic.due():  # on all workers together
-            tensors = self.rounds.tensors()
-            shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
-            self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
+        if self.automatic is not None and self.automatic.due():
+            self._decide()
         if averages:
             return self._step_of_all(update, overflows)
         self.driver.step(update)
@@ -116,7 +119,9 @@ class AlgorithmState:
     def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
         """Make a step of an algorithm that averages gradients; see `step`."""
         if overflows is not None:
-            flags = self.rounds.meeting.gather_numbers([int(overflows)], "compare loss scales")
+            flags = self.rounds.exchange.members.gather_numbers(
+                [int(overflows)], "compare loss scales"
+            )
             if any(flag for (flag,) in flags):
                 return False
         elif self._on_nonfinite == "skip" and self._finds_nonfinite():
@@ -131,7 +136,7 @@ class AlgorithmState:
     def _finds_nonfinite(self) -> bool:
         """Return whether a gradient of any worker has a NaN or an infinity, and log its name."""
         mine = _first_nonfinite(self.parameters.values())
-        numbers = self.rounds.meeting.gather_numbers([mine], "compare gradients")
+        numbers = self.rounds.exchange.members.gather_numbers([mine], "compare gradients")
         found = max(number for (number,) in numbers)
         if found < 0:
             return False
@@ -169,7 +174,7 @@ class AlgorithmState:
             parameters = self.rounds.parameters().items()
             arrays = ((name, tensor.cpu().numpy()) for name, tensor in parameters)
             facts += first_values(self.algorithm, arrays)
-        self.rounds.meeting.agree(facts, "begin the first step")
+        self.rounds.exchange.agree(facts, "begin the first step")
         self._agreed = True
 
     def set_epoch(self, epoch: int) -> None:
@@ -188,9 +193,9 @@ class AlgorithmState:
         rounds of each kind. With `reset`, the next call only averages over later steps.
         """
         steps = self.steps - self._stats_from
-        exchanges = self.rounds.exchanges
-        found = stats.of_step(exchanges.values(), self.parameters, reset, max(1, steps))
-        found["rounds"] = {kind: self.rounds.counts[kind] for kind in exchanges}
+        transfers, sizes = self.rounds.exchange.transfers, sizes_of(self.parameters)
+        found = meter.of_step(transfers, sizes, reset, max(1, steps))
+        found["rounds"] = {kind: self.rounds.counts[kind] for kind in self.rounds.lanes}
         if reset:
             self._begin_stats()
         return found

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from .. import gathering
 from ..gradients.optimizer_hooks import param_groups, unwrapped
+from ..transport import gathering
 from . import runtime
 
 _Named = Tuple[str, torch.Tensor]

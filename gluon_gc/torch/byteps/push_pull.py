@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import partial
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -19,15 +19,13 @@ from torch.futures import Future
 
 from ... import integers
 from ...compression import CompressionParams, byteps
+from ...exchange.job import Request
+from ...exchange.pipeline import Pipeline
 from ...plan import Tensor
-from .. import gathering, gpu, groups, staging
 from ..compression import Compression
-from ..declared_tensor import declared
-from ..exchange import Exchange
-from ..header import SAME
-from ..job import Job, resolving
-from ..pipeline import Pipeline
-from ..sparse import SparseJob, SparseSum
+from ..transport import gathering, gpu, groups, new_exchange, staging
+from ..transport.sparse import SparseRequest, start_sparse
+from ..transport.staging import declared, resolving
 
 _tensors: Optional[_Sums] = None
 
@@ -253,17 +251,15 @@ class _Sums:
         ranks = range(dist.get_world_size())
         self._groups = groups.take(ranks, everybody=True)
         self._workers = len(ranks)
-        self._exchange: Optional[Exchange] = None
+        self._exchange = new_exchange()
+        self._lane = self._exchange.lane()
         self.params: Dict[str, CompressionParams] = {}
         self._expected: Dict[str, Tensor] = {}
-        self._sparse = SparseSum("", self._groups, groups.Tags(ranks).take(0))
         self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
 
     def declare(self, name: str, params: CompressionParams) -> None:
         if self.params.setdefault(name, params) != params:
             raise ValueError(f"tensor '{name}' is declared already, with other compression")
-        if self._exchange is None:
-            self._exchange = Exchange()
 
     def put(self, handle: Handle) -> None:
         self._pipeline.put(handle)
@@ -271,6 +267,7 @@ class _Sums:
     def close(self) -> None:
         """Stop the threads after all sums are complete."""
         self._pipeline.close()
+        self._exchange.close()
         groups.give_back(self._groups)
 
     @staticmethod
@@ -315,10 +312,12 @@ class _Sums:
         whole = _is_whole(tensor.dtype)
         values = _summands_of_sparse(tensor) if whole else tensor
         average = handle.average and not whole
-        job = SparseJob(name, values, False, SAME, lambda job, error: None, average)
-        for stage in (self._sparse.send, self._sparse.answer, self._sparse.deliver):
-            stage(job)
-        result = job.result
+        results: List[torch.Tensor] = []
+        request = SparseRequest(name, values, results.append, average=average)
+        future: Future[None] = Future()
+        start_sparse(self._exchange, request, resolving(future, lambda found: None))
+        future.wait()
+        (result,) = results
         if whole:
             totals = result.values().movedim(-1, 0).contiguous()
             result = _sparse(result.indices(), _whole(totals, handle, self._workers), tensor.shape)
@@ -329,16 +328,14 @@ class _Sums:
         tensor, name = handle.tensor, handle.name
         self._expect(name, tensor)
         staged = staging.Staged({name: tensor})
-
-        scale = 1.0 / self._workers if handle.average else 1.0
-        done = resolving(handle.future, lambda job: staged.finish(1.0))
-        self._exchange.start(Job(staged, scale, {}, done))
+        done = resolving(handle.future, lambda found: staged.finish(1.0))
+        self._lane.start(Request(staged, average=handle.average), done)
 
     def _expect(self, name: str, tensor: torch.Tensor) -> None:
         params, index = self.params[name], list(self.params).index(name)
         current, first = declared(name, tensor, params, index), self._expected.get(name)
         if first is None:
-            self._exchange.declare([current])
+            self._lane.declare([current])
             self._expected[name] = current.plan
         elif (first.size, first.dtype) != (current.plan.size, current.plan.dtype):
             raise ValueError(

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from ... import env
 from ...log import logger
-from .. import closing, groups
+from .. import closing
+from ..transport import groups
 from . import rendezvous
 
 _GLOO_CLEANUP_SECONDS = 0.1

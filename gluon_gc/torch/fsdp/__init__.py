@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
 
-from ..compression import CompressionParams
-from . import groups
+from ...compression import CompressionParams
+from ..gradients.scaler import ScaleWatch, if_enabled
+from ..gradients.settings import chosen_params, named, require_optimizer
+from ..state.sharded import Exchanges, ShardedCompression, Shards
+from ..state.small_residuals import Scratch
 from .all_gather import AllGather
-from .gradients.scaler import ScaleWatch, if_enabled
-from .gradients.settings import chosen_params, named, require_optimizer
 from .reduce_scatter import ReduceScatter
-from .sharded_compression import ShardedCompression
-from .shards import Shards
-from .small_residuals import Scratch
 
 if TYPE_CHECKING:  # importing torch.distributed.fsdp takes half as long as importing torch
     from torch.distributed import fsdp
@@ -100,16 +97,15 @@ def compress_reduce_scatter(
         scratch = Scratch()
     unknown = grad_scaler is None and any(p.keeps_state for p in params.values())
     watch = ScaleWatch(parameters.values(), function) if unknown else None
-    units = []
+    units, exchanges = [], Exchanges()
     for part in parts:
         policy, sharded = part.group.mp_policy, part.parameters
         dtype = policy.reduce_dtype or policy.param_dtype or next(iter(sharded.values())).dtype
         shards, kept_frozen = part.shards(params, on_nonfinite), part.others(frozen)
-        units.append(
-            ReduceScatter(sharded, shards, dtype, kept_frozen, scratch, grad_scaler, watch)
-        )
+        more = exchanges, scratch, grad_scaler, watch
+        units.append(ReduceScatter(sharded, shards, dtype, kept_frozen, *more))
         part.module.set_custom_reduce_scatter(units[-1])
-    return ShardedCompression(function, units)
+    return ShardedCompression(function, units, exchanges)
 
 
 def compress_all_gather(
@@ -179,19 +175,18 @@ def compress_all_gather(
     params = chosen_params(parameters, compression_params, overrides).params
     for parameter_params in params.values():
         _require_for_parameters(parameter_params.require_chosen(), differences)
-    new_group = lru_cache(maxsize=None)(groups.new_group)  # all modules share a group
-    units = []
-    for tag, part in enumerate(_parts(model, parameters)):
+    units, exchanges = [], Exchanges()
+    for part in _parts(model, parameters):
         part.require_one_mesh()
         dtype = part.group.mp_policy.param_dtype or next(iter(part.parameters.values())).dtype
         shards = part.shards(params, "raise")
         kept_frozen = {name: p for name, p in part.parameters.items() if name in frozen}
-        unit = AllGather(shards, dtype, differences, kept_frozen, new_group, tag)
+        unit = AllGather(shards, dtype, differences, kept_frozen, exchanges)
         part.module.set_custom_all_gather(unit)
         for owner in part.owners():
             owner.register_load_state_dict_post_hook(lambda *_, unit=unit: unit.forget_sent())
         units.append(unit)
-    return ShardedCompression(function, units)
+    return ShardedCompression(function, units, exchanges)
 
 
 class _Part(NamedTuple):

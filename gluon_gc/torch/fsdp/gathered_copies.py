@@ -21,10 +21,11 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 import torch
 import torch.distributed as dist
 
-from ..checkpoint import fitting
-from . import staging, state_dicts
-from .coder_states import Tensors
-from .shards import Shards
+from ...state import fitting
+from ..state import state_dicts
+from ..state.coder_states import Tensors
+from ..state.sharded import Shards
+from ..transport import staging
 
 _LARGE = 1 / 8  # the largest change by an optimizer, as a share of the values' norm
 
@@ -32,25 +33,14 @@ _LARGE = 1 / 8  # the largest change by an optimizer, as a share of the values' 
 class GatheredCopies:
     """The copies of all workers' shards, and the values of this worker's shards at the last gather.
 
-    Parameters
-    ----------
-    shards : Shards
-    frozen : mapping of str to Tensor
-        The parameters that need no gradient now. If one needs it later, it is no longer frozen.
-
-    Attributes
-    ----------
-    begun : bool
-        Whether there was a gather.
-    rows : Tensor, shape (workers, elements of a worker)
-        The copies.
-    by_key : dict of str to Tensor
-        The same by the names of shards.
+    `rows` has the copies, shape (workers, elements of a worker), `by_key` the same by the names of
+    shards. `frozen` has the parameters that need no gradient now. If one needs it later, it is no
+    longer frozen.
     """
 
     def __init__(self, shards: Shards, frozen: Mapping[str, torch.Tensor]) -> None:
         self._shards, self._frozen = shards, frozen
-        self.begun = False
+        self.begun = False  # whether there was a gather
         self._loaded: Tensors = {}
 
     def begin(self, own: torch.Tensor, group: dist.ProcessGroup) -> None:

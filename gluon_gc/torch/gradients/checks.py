@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Callable, Collection, List, Mapping, Opti
 import torch
 from torch.optim import Optimizer
 
-from ... import weight_samples
-from .. import gpu, staging
+from ...exchange import weight_samples
+from ..transport import gpu, staging
 from .optimizer_hooks import StepObserver, contained, param_groups, steps_any
 
 if TYPE_CHECKING:

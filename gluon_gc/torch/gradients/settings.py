@@ -14,7 +14,7 @@ from ...compression import CompressionParams, parse, warn_of_ignored, warn_of_pl
 from ...compression.momentum import has_nesterov
 from ...options import first_match, is_whole, require_matches
 from ...plan import params_for_dimensions
-from .. import gpu
+from ..transport import gpu
 from .optimizer_hooks import param_groups
 
 _WRAPPERS = ("module.", "_orig_mod.")  # name prefixes of DistributedDataParallel, torch.compile

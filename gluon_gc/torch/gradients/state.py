@@ -20,10 +20,12 @@ import torch.distributed as dist
 from torch.futures import Future
 from torch.optim import Optimizer
 
+from ...exchange import meter
+from ...exchange.exchange import Exchange, Lane
 from ...options import checked_epoch
 from ...plan import require_on_nonfinite
-from .. import saving, stats
-from ..exchange import Exchange
+from ..state import gradients as saving
+from ..transport.staging import sizes_of
 from .checks import HookCheck, add_state, require_single
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import unwrapped
@@ -160,6 +162,11 @@ class CompressionState:
     def exchange(self) -> Exchange:
         """The exchange that sends the gradients."""
         return self.gradients.compression.exchange
+
+    @property
+    def lane(self) -> Lane:
+        """The gradients in the exchange."""
+        return self.gradients.compression.lane
 
     @property
     def steps(self) -> int:
@@ -340,7 +347,7 @@ class CompressionState:
         (raw_bytes / pushed_bytes), bits_per_element, and the measurements in
         `gluon_gc.stats.FIELDS`. With `reset`, the next call averages over later steps only.
         """
-        return stats.of_step([self.exchange], self.parameters, reset)
+        return meter.of_step(self.exchange.transfers, sizes_of(self.parameters), reset)
 
     @property
     def can_resume(self) -> bool:

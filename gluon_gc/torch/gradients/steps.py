@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -10,11 +9,9 @@ from typing import (
     Collection,
     Dict,
     Iterable,
-    Iterator,
     List,
     Mapping,
     Optional,
-    Sequence,
     Set,
 )
 
@@ -25,14 +22,16 @@ from torch.optim import Optimizer
 
 from ... import env
 from ...compression import CompressionParams, candidates
+from ...exchange import header
+from ...exchange.exchange import DeclaredTensor
+from ...exchange.job import Request, Result
 from ...learning_rates import LearningRates
 from ...log import logger
 from ...plan import applies_momentum, travels_compressed
-from .. import automatic, closing, header, staging
-from ..declared_tensor import DeclaredTensor, declared
-from ..exchange import Exchange
-from ..job import Job, future_on, resolving
-from ..sparse import SparseJob
+from .. import automatic, closing
+from ..transport import new_exchange, staging
+from ..transport.sparse import SparseRequest, start_sparse
+from ..transport.staging import declared, future_on, resolving
 from .checks import OptimizerCheck, WeightCheck
 from .momentum import Momentum
 from .optimizer_hooks import around_update, param_groups, weakly
@@ -58,26 +57,30 @@ class GradientCompression:
         on_nonfinite: str,
         group: Optional[dist.ProcessGroup],
     ) -> None:
-        self._parameters, self._requested = parameters, params
+        self._parameters, self.requested = parameters, params
         self._on_nonfinite, self._group = on_nonfinite, group
-        undecided = [tensor.plan for tensor in self._declared(self._undecided())]
-        self._chosen = automatic.chosen(undecided, group) if undecided else {}
+        undecided = {name: own for name, own in params.items() if own.accuracy is not None}
+        self.choices: Mapping[str, str] = {}  # of "auto", by parameter: the candidates' names
+        if undecided:
+            tensors = [tensor.plan for tensor in self._declared(undecided)]
+            self.choices = automatic.chosen(tensors, group)
         self._epoch: Optional[int] = None
         self.mu: Optional[float] = None  # of all parameters with momentum; None: of their params
         self.open()
 
     def open(self) -> None:
         """Create the exchange, or a new one after the first was closed."""
-        self.params: Dict[str, CompressionParams] = dict(self._requested)
-        for name, choice in self._chosen.items():
-            self.params[name] = candidates(self._requested[name])[choice]
+        self.params: Dict[str, CompressionParams] = dict(self.requested)
+        for name, choice in self.choices.items():
+            self.params[name] = candidates(self.requested[name])[choice]
         tensors = self._declared(self.params)
-        self.exchange = Exchange(self._group)
-        self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
+        self.exchange = new_exchange(self._group)
+        self.lane = self.exchange.lane()
+        self.lane.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
         if self._epoch is not None:
-            self.exchange.set_epoch(self._epoch)
+            self.lane.set_epoch(self._epoch)
         if self.mu is not None:
-            self.exchange.set_momentum(self.mu)
+            self.lane.set_momentum(self.mu)
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
         compressed = [t.plan.params for t in tensors if travels_compressed(t.plan, minimum)]
         self.drawn = {name for name, params in self.params.items() if params.draws}  # at random
@@ -90,38 +93,19 @@ class GradientCompression:
     def set_epoch(self, epoch: int) -> None:
         """Tell the compressors the epoch, counted from 0. No gradients may be under way."""
         self._epoch = epoch
-        self.exchange.set_epoch(epoch)
+        self.lane.set_epoch(epoch)
 
     def set_momentum(self, mu: float) -> None:
         """Use this momentum coefficient from now on. No gradients may be under way."""
         self.mu = mu
-        self.exchange.set_momentum(mu)
+        self.lane.set_momentum(mu)
 
-    @contextmanager
-    def recalling(self, saved: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Repeat the choices of "auto" in a checkpoint; undo this if the block raises an error.
-
-        `saved` has the checkpoint's descriptions of parameters. All workers call this, and the
-        block must raise on all of them or on none.
-        """
-        before = self._chosen
-        self._choose({**before, **automatic.recalled(self._undecided(), saved)})
-        try:
-            yield
-        except Exception:
-            self._choose(before)
-            raise
-
-    def _choose(self, chosen: Dict[str, str]) -> None:
-        if chosen != self._chosen:
-            self._chosen = chosen
+    def choose(self, choices: Mapping[str, str]) -> None:
+        """Use these choices of "auto". All workers call this, with no gradients under way."""
+        if choices != self.choices:
+            self.choices = choices
             self.exchange.close()
             self.open()
-
-    def _undecided(self) -> Dict[str, CompressionParams]:
-        """Return the parameters with the compressor "auto"."""
-        requested = self._requested.items()
-        return {name: params for name, params in requested if params.accuracy is not None}
 
     def _declared(self, params: Mapping[str, CompressionParams]) -> List[DeclaredTensor]:
         """Return the gradients of these parameters, about in the order of backward: last first."""
@@ -257,7 +241,7 @@ class GradientSteps:
             if name in compression.without_momentum:
                 momentum.replace(name, buffer)
             else:
-                compression.exchange.replace_momentum(name, staging.flat(buffer))
+                compression.lane.replace_momentum(name, staging.flat(buffer).cpu().numpy())
 
     def _current_rates(self) -> Dict[str, float]:
         """Return the learning rates of parameters that begin a step, by name."""
@@ -280,30 +264,29 @@ class GradientSteps:
 
         step, compression, continued = self.count, self.compression, self._continued
 
-        def result(job: Job) -> Collection[str]:
-            if job.unused:
-                self.rates.keep(job.unused)
+        def result(found: Result) -> Collection[str]:
+            if found.unused:
+                self.rates.keep(found.unused)
             if compression.carries:
-                self.undo.exchanged(name for name in gradients if name not in job.unused)
-            self._check(job, step)
+                self.undo.exchanged(name for name in gradients if name not in found.unused)
+            self._check(found, step)
             staged.finish(loss_scale)
             drawn = {n: g for n, g in gradients.items() if n in compression.drawn}
             with staged.queue():
                 self.undo.note_zeros(drawn)
-            return job.unused
+            return found.unused
 
         future: Future[Collection[str]] = future_on(staged.device)
-        compression.exchange.start(
-            Job(
-                staged,
-                scale=1.0 / (loss_scale * compression.exchange.workers),
-                ratios=self._ratios,
-                done=resolving(future, result),
-                absent=absent,
-                stamp=self._stamp if present else header.SAME,
-                continues=continued,
-            )
+        stamp = self._stamp if present else header.SAME
+        request = Request(
+            staged,
+            divisor=loss_scale,
+            ratios=self._ratios,
+            absent=absent,
+            stamp=stamp,
+            continues=continued,
         )
+        compression.lane.start(request, resolving(future, result))
         return future
 
     def average_sparse(
@@ -316,24 +299,25 @@ class GradientSteps:
                 logger.info("the gradient of %s is sparse, so it is sent uncompressed", name)
             compression.without_momentum.add(name)
 
-        def result(job: SparseJob) -> Optional[torch.Tensor]:
-            self._check(job, step)
-            return None if job.unused else job.result
+        def result(found: Result) -> Optional[torch.Tensor]:
+            self._check(found, step)
+            return None if found.unused else averages[0]
 
         future: Future[Optional[torch.Tensor]] = future_on(parameter.device)
         absent = gradient is None
         values = torch.zeros_like(parameter, layout=torch.sparse_coo) if absent else gradient
         stamp = header.SAME if absent else self._stamp
-        done = resolving(future, result)
-        compression.exchange.start_sparse(SparseJob(name, values, absent, stamp, done))
+        averages: List[torch.Tensor] = []
+        request = SparseRequest(name, values, averages.append, absent, stamp=stamp)
+        start_sparse(compression.exchange, request, resolving(future, result))
         return future
 
-    def _check(self, job: Job, step: int) -> None:
+    def _check(self, found: Result, step: int) -> None:
         """Note the gradients with a NaN or an infinity. For "raise", raise a RuntimeError."""
-        self._nonfinite += job.nonfinite
-        if job.nonfinite and self._on_nonfinite == "raise":
+        self._nonfinite += found.nonfinite
+        if found.nonfinite and self._on_nonfinite == "raise":
             raise RuntimeError(
-                f"the gradient of parameter {job.nonfinite[0]} has a NaN or an infinity in step "
+                f"the gradient of parameter {found.nonfinite[0]} has a NaN or an infinity in step "
                 f"{step}"
             )
 
@@ -366,7 +350,7 @@ class GradientSteps:
 
     def _take_back(self, names: List[str], whole: bool) -> None:
         """Take back the exchange of these gradients, which are all gradients of a `whole` step."""
-        self.compression.exchange.take_back(names)
+        self.compression.lane.take_back(names)
         self.rates.keep(names)
         self.count -= whole
 

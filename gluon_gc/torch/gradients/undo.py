@@ -34,7 +34,7 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from ...log import logger
-from .. import gpu
+from ..transport import gpu
 from .optimizer_hooks import (
     Arguments,
     StepObserver,

@@ -9,14 +9,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ...exchange.exchange import Exchange
 from ..algorithms.state import AlgorithmState
 from ..ddp import compression_hook, local_gradients_hook
-from ..exchange import Exchange
 from ..gradients.optimizer_hooks import unwrapped
 from ..gradients.state import CompressionState
 from ..optimizer.copies import Distributed
 from ..optimizer.distributed import DistributedOptimizer
-from ..state_dicts import StateDict, if_all_fit
+from ..state.state_dicts import StateDict, if_all_fit
 
 _SAVING = "save a checkpoint"
 
@@ -79,7 +79,7 @@ class AttachedCompression:
     @property
     def _exchange(self) -> Exchange:
         state = self.state
-        return state.exchange if isinstance(state, CompressionState) else state.rounds.meeting
+        return state.exchange if isinstance(state, CompressionState) else state.rounds.exchange
 
     def is_of(self, model: torch.nn.Module) -> bool:
         return _in_ddp(model) is self.model
@@ -97,7 +97,7 @@ class AttachedCompression:
         Other workers get an empty dict, unless `gathers_everywhere`.
         """
         own, exchange = self.state.state_dict(), self._exchange
-        gather = exchange.gather_objects if self._everywhere else exchange.gather_to_first
+        gather = exchange.gather_objects if self._everywhere else exchange.members.gather_to_first
         workers = gather(own, _SAVING)
         return {} if workers is None else {"workers": workers}
 

@@ -13,7 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from ...log import logger
 from ..byteps.broadcasts import broadcast_object
-from ..state_dicts import StateDict
+from ..state.state_dicts import StateDict
 from .attached import AttachedCompression
 
 _KEY = "gluon_gc"  # in trainer_state.json

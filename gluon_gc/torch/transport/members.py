@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -34,12 +34,16 @@ class GroupMembers:
         return dist.all_reduce(values, group=self._groups[0], async_op=True)
 
     def gather(self, mine: Any, doing: str) -> List[Any]:
-        return gathering.gather(mine, doing, self._groups[0])
+        # The other group may sum tensors meanwhile, on another thread.
+        return gathering.gather(mine, doing, self._groups[1])
 
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """The group for further collectives, which belong to phase 1."""
-        return self._groups[1]
+    def gather_to_first(self, mine: Any, doing: str) -> Optional[List[Any]]:
+        """Like `gather`, but only the member with rank 0 gets a list. Others get None."""
+        return gathering.gather_to_first(mine, doing, self._groups[1])
+
+    def gather_numbers(self, mine: Sequence[int], doing: str) -> List[Tuple[int, ...]]:
+        """Like `gather`, for integers. Each member passes equally many."""
+        return gathering.gather_numbers(mine, doing, self._groups[1])
 
     def nccl_groups(self) -> groups.Pair:
         """Return two groups of NCCL. All of these workers call this together."""

@@ -5,144 +5,144 @@ Each worker receives the rows of all workers, and adds them up in the order of t
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Tuple
+from dataclasses import dataclass
+from typing import Callable, List, Sequence, Tuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from ..plan import Slice
-from . import header
-from .collectives import ToAll, WireSize
-from .groups import Pair
-from .header import Stamp
-from .job import Job
-from .stages import Stages
-from .staging import Staged, as_real, working_dtype
-from .stats import Meter
-from .transfer import heed
+from ...exchange import header
+from ...exchange.collectives import WireSize
+from ...exchange.exchange import Exchange
+from ...exchange.header import SAME, Stamp
+from ...exchange.job import Done, Task
+from ...exchange.meter import Meter
+from ...exchange.transfer import Link, Stages
+from ...plan import Slice
+from .staging import working_dtype
 
 _COUNTS = WireSize(2 * torch.int64.itemsize)  # the numbers of rows and of sparse dimensions
 
 
-class SparseJob(Job):
-    """A sparse tensor. `result` is its average or sum over workers.
+@dataclass(frozen=True)
+class SparseRequest:
+    """A sparse tensor (COO) whose average or sum over workers `deliver` will be called with.
 
-    Parameters
-    ----------
-    name : str
-    values : Tensor
-        Sparse (COO).
-    absent : bool
-        Whether this worker has no gradient. In that case, values are empty.
-    stamp : Stamp
-    done : callable
-        See `Job`.
-    average : bool
-
-    Attributes
-    ----------
-    result : Tensor
-        Coalesced, on the device of the values.
+    The result is coalesced, on the device of the values. See `Request` for the other fields.
     """
 
-    def __init__(
-        self,
-        name: str,
-        values: torch.Tensor,
-        absent: bool,
-        stamp: Stamp,
-        done: Callable[[Job, Optional[BaseException]], None],
-        average: bool = True,
-    ) -> None:
-        super().__init__(Staged({}), 1.0, {}, done, [name] if absent else [], stamp)
-        self.name, self.values, self.result = name, values, values
-        self.average = average
+    name: str
+    values: torch.Tensor
+    deliver: Callable[[torch.Tensor], None]
+    is_absent: bool = False  # whether this worker has no gradient; values are empty then
+    average: bool = True
+    stamp: Stamp = SAME
+    divisor = 1.0
+    announced = None
+
+    @property
+    def names(self) -> List[str]:
+        return [self.name]
 
 
-class SparseSum(Stages[SparseJob]):
-    """Averages or sums the values of `SparseJob`s.
+class SparseSum(Stages):
+    """Averages or sums the values of `SparseRequest`s."""
 
-    Parameters
-    ----------
-    name : str
-        The name of the tensor.
-    groups : pair of ProcessGroup
-        The first group gathers the numbers of rows, the second one the rows.
-    tag : int
-        The same on all workers, and different for each transfer.
-
-    Attributes
-    ----------
-    meter : Meter
-    """
-
-    def __init__(self, name: str, groups: Pair, tag: int) -> None:
-        self._name, self._groups, self.meter = name, groups, Meter()
-        self._ranks = dist.get_process_group_ranks(groups[0])
-        self._workers = len(self._ranks)
+    def __init__(self, name: str, link: Link) -> None:
+        self._name, self._link, self.meter = name, link, Meter()
+        self._ranks = link.members.ranks
         self._identity = header.identity([Slice(name, 0, 0)])
-        sizes = [header.wire_size(1), _COUNTS]
-        self._heads = ToAll(groups[0], tag, sizes, [[] for _ in self._ranks])
+        self._heads = link.collectives.to_all(
+            link.members, link.tag, [header.wire_size(1), _COUNTS], [[] for _ in self._ranks]
+        )
 
     def shares(self) -> List[Tuple[str, float]]:
         return [(self._name, 1.0)]
 
-    def send(self, job: SparseJob) -> None:
+    def send(self, task: Task) -> None:
         """Send the number of rows, the number of sparse dimensions, and the stamp."""
-        own = job.values.detach().cpu().coalesce()
-        self._rows = own.indices().T, own.values().to(working_dtype(own.dtype))
+        request = task.job.request
+        own = request.values.detach().cpu().coalesce()
+        task.under_way = own.indices().T, own.values().to(working_dtype(own.dtype))
         own_header, own_counts = self._heads.rooms
-        header.write(own_header, job.stamp_of(self._identity), [not job.absent])
-        dimensions = 0 if job.absent else own.sparse_dim()
+        header.write(own_header, task.job.stamp_of(self._identity), not request.is_absent)
+        dimensions = 0 if request.is_absent else own.sparse_dim()
         own_counts.view(np.int64)[:] = own.values().shape[0], dimensions
         self._heads.start()
 
-    def answer(self, job: SparseJob) -> None:
-        """Send indices and values, padded to the largest number of rows."""
+    def answer(self, task: Task) -> None:
+        """Send indices and values."""
+        request, (own_indices, own_values) = task.job.request, task.under_way
         self._heads.wait()
-        headers, counts = self._heads.rows
-        outcome, present = header.read(headers, self._ranks)
-        self._counts, dimensions = counts.copy().view(np.int64).T.tolist()
+        headers, all_counts = self._heads.rows
+        outcome, present, _ = header.read(headers, self._ranks)
+        counts, dimensions = all_counts.copy().view(np.int64).T.tolist()
         self._heads.expect()
         header.require_in_step(outcome)
-        heed(job, outcome)
+        task.note(outcome)
         if not present.any():
-            job.unused.add(job.name)
-        indices = max(dimensions)
-        if job.absent:
-            empty = self._rows[1].new_empty(0, *job.values.shape[indices:])
-            self._rows = torch.empty(0, indices, dtype=torch.int64, device="cpu"), empty
-        self._gathers = [self._gather(rows) for rows in self._rows]
-        self.meter.pushed_bytes += sum(rows.nbytes for rows in self._rows)
+            task.unused.add(request.name)
+        if request.is_absent:
+            own_values = own_values.new_empty(0, *request.values.shape[max(dimensions) :])
+            own_indices = torch.empty(0, max(dimensions), dtype=torch.int64, device="cpu")
+        rows = _Rows(counts, max(dimensions), own_values)
+        rows.of_worker[self._link.members.rank] = own = rows.packed(own_indices, own_values)
+        others = {w: room for w, room in enumerate(rows.of_worker) if w != self._link.members.rank}
+        task.under_way = rows, self._link.members.messages(0, self._link.tag, others)
+        task.under_way[1].send(dict.fromkeys(others, own))
+        self.meter.pushed_bytes += own.nbytes
 
-    def _gather(self, rows: torch.Tensor) -> Tuple[dist.Work, List[torch.Tensor]]:
-        padded = rows.new_zeros(max(1, *self._counts), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        gathered = [torch.empty_like(padded) for _ in range(self._workers)]
-        pieces = [as_real(piece) for piece in gathered]
-        work = dist.all_gather(pieces, as_real(padded), group=self._groups[1], async_op=True)
-        return work, gathered
-
-    def deliver(self, job: SparseJob) -> None:
+    def deliver(self, task: Task) -> None:
         """Add up the rows of all workers."""
-        joined: List[torch.Tensor] = []
-        for work, gathered in self._gathers:
-            with self.meter.timing("wait_seconds"):
-                work.wait()
-            self.meter.pulled_bytes += sum(rows.nbytes for rows in gathered)
-            joined.append(torch.cat([rows[:n] for rows, n in zip(gathered, self._counts)]))
-        indices, values = joined
-        if job.average:
-            values = values / self._workers
+        request, (rows, messages) = task.job.request, task.under_way
+        with self.meter.timing("wait_seconds"):
+            messages.wait()
+        self.meter.pulled_bytes += sum(room.nbytes for room in rows.of_worker)
+        indices, values = rows.joined()
+        if request.average:
+            values = values / len(self._ranks)
         total = torch.sparse_coo_tensor(
-            indices.T, values, job.values.shape, device="cpu", check_invariants=False
+            indices.T, values, request.values.shape, device="cpu", check_invariants=False
         )
-        total = total.coalesce().to(job.values.dtype)
+        total = total.coalesce().to(request.values.dtype)
         if not total.values().isfinite().all():
-            job.nonfinite.append(job.name)
-        job.result = total.to(job.values.device)
+            task.nonfinite.append(request.name)
+        request.deliver(total.to(request.values.device))
         self.meter.steps += 1
 
     def abandon(self, outcome: Stamp) -> None:
         self._heads.send_instead(header.broken(outcome))
+
+
+class _Rows:
+    """The indices and values of all workers, as bytes: first all indices of a worker."""
+
+    def __init__(self, counts: Sequence[int], dimensions: int, like: torch.Tensor) -> None:
+        self._counts, self._dimensions, self._like = counts, dimensions, like
+        row_bytes = like[:0].new_empty(1, *like.shape[1:]).nbytes
+        self._index_bytes = dimensions * torch.int64.itemsize
+        sizes = [n * (self._index_bytes + row_bytes) for n in counts]
+        self.of_worker = [np.empty(size, np.uint8) for size in sizes]
+
+    def packed(self, indices: torch.Tensor, values: torch.Tensor) -> np.ndarray:
+        parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (indices, values)]
+        return torch.cat(parts).numpy()
+
+    def joined(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return the indices and the values of all workers, in the order of their ranks."""
+        indices, values = [], []
+        for count, room in zip(self._counts, map(torch.from_numpy, self.of_worker)):
+            end = count * self._index_bytes
+            indices.append(room[:end].view(torch.int64).view(count, self._dimensions))
+            values.append(room[end:].view(self._like.dtype).view(count, *self._like.shape[1:]))
+        return torch.cat(indices), torch.cat(values)
+
+
+def start_sparse(exchange: Exchange, request: SparseRequest, done: Done) -> None:
+    """Start to average a sparse tensor. See `Exchange.start`."""
+    transfers, name = exchange.transfers, request.name
+
+    def make() -> List[SparseSum]:
+        return [SparseSum(name, transfers.link(header.identity([Slice(name, 0, 0)])))]
+
+    exchange.start(request, transfers.of(("sparse", name), make), done)

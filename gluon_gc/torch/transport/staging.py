@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ContextManager, Mapping, Optional
+from typing import Any, Callable, ContextManager, Dict, Mapping, Optional
 
 import torch
+from torch.futures import Future
 
 from ...compression import CompressionParams
 from ...exchange.exchange import DeclaredTensor
+from ...exchange.job import Done, Result
 from ...plan import Slice, Tensor
+from ...stats import Size
 from . import gpu
 
 
@@ -138,3 +141,28 @@ def declared(
     dtype = planned_dtype(like.dtype)
     plan = Tensor(name, size, dtype, params, index, called, on_nonfinite)
     return DeclaredTensor(plan, wire_of(like.dtype, params.fp16), like.device)
+
+
+def sizes_of(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Size]:
+    """Return the sizes of tensors, for statistics."""
+    return {n: Size(t.numel() * t.itemsize, t.numel()) for n, t in tensors.items()}
+
+
+def future_on(device: torch.device) -> Future[Any]:
+    """Return a future whose result is on this device."""
+    return Future(devices=[device] if device.type == "cuda" else [])
+
+
+def resolving(future: Future[Any], result: Callable[[Result], Any]) -> Done:
+    """Return a `Done` that sets the value of a future to `result` of an exchange's result.
+
+    If `result` raises, `done` is called again with the error.
+    """
+
+    def done(found: Optional[Result], error: Optional[BaseException]) -> None:
+        if error is None:
+            future.set_result(result(found))
+        else:
+            future.set_exception(error)
+
+    return done

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_gc import checkpoint
+from gluon_gc import state as checkpoint
 from tests.memory_table import ALGORITHMS, Memory, stated
 from tests.mxnet.cluster.jobs import backward, gradients, make
 

@@ -10,7 +10,7 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import Parameter
 
 import gluon_gc as bps
-from gluon_gc import checkpoint
+from gluon_gc import state as checkpoint
 from gluon_gc.algorithms import Algorithm, Round, registry
 from tests.algorithm_replay import LocalStepsReplay
 from tests.mxnet.cluster.jobs import backward, gradients, make, train

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc import checkpoint
+from gluon_gc import state as checkpoint
 from gluon_gc.algorithms import powersgd
 from gluon_gc.compression import parse
 from tests import replay

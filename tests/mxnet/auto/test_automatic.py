@@ -9,7 +9,7 @@ from gluon_gc.auto.choice import Topology
 from gluon_gc.compression import parse
 from gluon_gc.mxnet.kvstore.local import Local
 from gluon_gc.mxnet.trainer import automatic as probe
-from gluon_gc.mxnet.trainer.automatic import saved_compressions
+from gluon_gc.state.fitting import saved_compressions
 from tests.mxnet.cluster.jobs import backward, gradients
 
 SHAPES = [(40, 5), (7,), (30, 10)]
@@ -26,7 +26,7 @@ def trainer_of(accuracy, prefix="p", chosen=None):
     trainer = bps.DistributedTrainer(
         params, "sgd", {"learning_rate": 0.5}, compression_params=compression, kvstore="local"
     )
-    trainer._averaging._automatic._chosen.update(chosen or {})
+    trainer._averaging._choices.update(chosen or {})
     return trainer, params
 
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_brings_back_what_was_chosen(tmp_path, prefix):
     for param, value in zip(params, halfway):
         param.set_data(mx.nd.array(value))
     again.load_states(file)
-    assert again._averaging._automatic._chosen == CHOSEN
+    assert again._averaging._choices == CHOSEN
     for a, b in zip(train(again, params, range(2, 4)), expected):
         np.testing.assert_array_equal(a, b)
 

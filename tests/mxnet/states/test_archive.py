@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluon_gc.checkpoint import Place
 from gluon_gc.mxnet.kvstore import archive
 from gluon_gc.mxnet.kvstore.parameter_server import pages
 from gluon_gc.plan import Slice
+from gluon_gc.state import Place
 
 SIZES = st.lists(st.lists(st.integers(0, 40), max_size=3), max_size=5)
 

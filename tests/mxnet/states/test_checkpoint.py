@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc import checkpoint
-from gluon_gc.checkpoint import fitting
+from gluon_gc import state as checkpoint
 from gluon_gc.compression import parse
+from gluon_gc.state import fitting
 from tests import replay
 from tests.compressors import ONE_OF_EACH
 from tests.mxnet.cluster import standing

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc import checkpoint
+from gluon_gc import state as checkpoint
 from gluon_gc.mxnet.state import tensor_states
 from tests.mxnet.cluster.jobs import backward, gradients, make, train
 

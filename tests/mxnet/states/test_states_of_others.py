@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from gluon_gc import checkpoint
-from gluon_gc.checkpoint import Place
+from gluon_gc import state as checkpoint
+from gluon_gc.state import Place
 from tests.mxnet.states.test_states import SHAPES, contents, rewrite, trained, write
 
 DITHERING = {"compressor": "dithering", "k": 8, "seed": 7, "ef": "vanilla"}

@@ -194,26 +194,23 @@ def test_other_algorithms_need_a_compressor_by_name():
         require_fitting_compression(OneBitAdam(1), None, {"compressor": "auto"})
 
 
-def test_without_auto_no_step_is_measured():
-    chooser = automatic({"w": parse(OWN)}, {"every": 7})
-    assert not any(chooser.due() for _ in range(20))
-    assert chooser.algorithm.every == chooser.described()["every"] == 7
-
-
 def test_a_checkpoint_has_the_decision_if_its_compression_is_a_candidates():
     safe = parse({"compressor": "auto"})
     saved = automatic({"w": AUTO, "b": safe})
     undecided = {key: params.identity() for key, params in saved.params.items()}
     chooser = automatic({"w": AUTO, "b": safe})
-    assert chooser.recalled(undecided, saved.described()) is None
+    assert chooser.saved_decision(undecided, saved.described()) is None
     for decision in (("topk", 45), ("bytegrad", 10), ("none", 15)):
         saved.take(decision)
         identities = {key: params.identity() for key, params in saved.params.items()}
-        found = chooser.recalled(identities, saved.described())
+        found = chooser.saved_decision(identities, saved.described())
         assert found == Decision(*decision)
-        assert chooser.recalled(identities, None) is None
-        assert chooser.recalled({}, saved.described()) is None
+        assert chooser.saved_decision(identities, None) is None
+        assert chooser.saved_decision({}, saved.described()) is None
         given = automatic({"w": AUTO, "b": safe}, {"every": 7})
-        assert given.recalled(identities, saved.described()) == Decision(decision[0], 7)
-    assert automatic({"w": safe}).recalled({"w": parse(OWN).identity()}, saved.described()) is None
-    assert saved.recalled(identities, saved.described()) is None
+        assert given.saved_decision(identities, saved.described()) == Decision(decision[0], 7)
+    assert (
+        automatic({"w": safe}).saved_decision({"w": parse(OWN).identity()}, saved.described())
+        is None
+    )
+    assert saved.saved_decision(identities, saved.described()) is None

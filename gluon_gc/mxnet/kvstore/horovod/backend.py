@@ -27,11 +27,11 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from .... import agreement, env, plan
 from ....agreement import Message
 from ....auto.choice import Topology
-from ....checkpoint import Place
 from ....env import Cluster
 from ....launch.leaving import ending
 from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Slice
+from ....state import Place
 from ...exchange.channel import Channel
 from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed

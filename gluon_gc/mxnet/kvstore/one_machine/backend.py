@@ -16,11 +16,11 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .... import agreement, env
 from ....agreement import Message
-from ....checkpoint import Place
 from ....launch.leaving import ending
 from ....launch.machine import Machine, Neighbours
 from ....launch.scheduler.stalls import Progress, StallWatch
 from ....plan import Chunk
+from ....state import Place
 from ...exchange.channel import Channel
 from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed

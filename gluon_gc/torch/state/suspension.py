@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..checkpoint import STREAM, Place
-from ..compression import CompressionParams
-from ..options import is_whole
-from . import coder_states, groups, saving
-from .byteps import push_pull as functions
-from .byteps import rendezvous, runtime
-from .byteps.rendezvous import Rendezvous as Meeting
-from .gathering import gather
-from .gradients.state import CompressionState
-from .optimizer.distributed import Averager, averagers
+from ...compression import CompressionParams
+from ...options import is_whole
+from ...state import OF_ALL, STREAM, Arrays, Place
+from ...state.division import Share, arrays_of_worker
+from ..byteps import push_pull as functions
+from ..byteps import rendezvous, runtime
+from ..byteps.rendezvous import Rendezvous as Meeting
+from ..gradients.state import CompressionState
+from ..optimizer.distributed import Averager, averagers
+from ..transport import groups
+from ..transport.gathering import gather
+from . import coder_states, gradients
 
 _SUSPENDED = "call bps.resume() first: the workers have called bps.suspend()"
 
 
 class _Kept:
-    """The residuals, momentum and random streams of one optimizer's compression.
-
-    Parameters
-    ----------
-    averager : Averager
-    """
+    """The residuals, momentum and random streams of one optimizer's compression."""
 
     def __init__(self, averager: Averager) -> None:
         averager.leave()
         self._state = averager.state
         self._saved = self._state.state_dict()
-        self._sums = dict(_sums(self._state))
+        self._sums = _sums(self._state)
         self._state.suspend(_SUSPENDED)
 
     def give_back(self, all_are_there: bool) -> None:
@@ -45,18 +42,20 @@ class _Kept:
             return
         exchange = self._state.exchange
         count = exchange.workers if exchange.machines is None else exchange.machines.count
-        arrays = {place: array / array.dtype.type(count) for place, array in self._sums.items()}
         own = coder_states.unpacked(self._saved["arrays"])
-        arrays.update({place: array for place, array in own.items() if place.node == "trainer"})
-        saving.apply(exchange, self._state.momentum, arrays)
+        of_all = {place: array for place, array in own.items() if place.node == OF_ALL}
+        shares = dict.fromkeys(self._state.parameters, Share(1, count))
+        arrays = arrays_of_worker([{**self._sums, **of_all}], exchange.rank, shares)
+        gradients.apply(self._state.lane, self._state.momentum, arrays)
         steps = self._state.gradients
         steps.count, steps.rates.last = self._saved["steps"], dict(self._saved["learning_rates"])
 
 
-def _sums(state: CompressionState) -> Iterator[Tuple[Place, np.ndarray]]:
-    """Yield the sums of residuals and of momentum over all workers, for each chunk."""
+def _sums(state: CompressionState) -> Arrays:
+    """Return the sums of residuals and of momentum over all workers, for each chunk."""
     undone, _ = state.gradients.undo.waiting()
-    for chunk in state.exchange.chunks:
+    sums: Arrays = {}
+    for chunk in state.lane.chunks:
         plan, piece, coder = chunk.plan, chunk.piece, chunk.coder
         layout = {} if plan.params is None else plan.params.state_layout(plan.size, plan.dtype)
         own = {} if coder is None else coder.state(undone=piece.tensor in undone)
@@ -64,24 +63,16 @@ def _sums(state: CompressionState) -> Iterator[Tuple[Place, np.ndarray]]:
             if kind != STREAM:
                 total = torch.from_numpy(own.get(kind, np.zeros(shape, dtype)))
                 dist.all_reduce(total)
-                yield Place(piece.tensor, "worker", kind, piece.begin), total.numpy()
+                sums[Place(piece.tensor, "worker", kind, piece.begin)] = total.numpy()
+    return sums
 
 
 class _Suspended(NamedTuple):
-    """The data with which a worker resumes.
+    """The data with which a worker resumes."""
 
-    Parameters
-    ----------
-    meeting : Meeting
-        The meeting of the former workers.
-    kept : list of _Kept
-    declared : dict of str to CompressionParams
-        The compression of push_pull's tensors.
-    """
-
-    meeting: Meeting
+    meeting: Meeting  # of the former workers
     kept: List[_Kept]
-    declared: Dict[str, CompressionParams]
+    declared: Dict[str, CompressionParams]  # the compression of push_pull's tensors
 
 
 _suspended: Optional[_Suspended] = None

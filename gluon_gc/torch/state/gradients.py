@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 import torch
 
-from ..agreement import Facts
-from ..checkpoint import States, fitting
-from ..checkpoint.cutting import Arrays
-from . import coder_states, resharding, state_dicts
-from .exchange import Exchange
-from .gradients.momentum import Momentum
+from ...agreement import Facts
+from ...auto import selection
+from ...exchange.exchange import Lane
+from ...state import OF_ALL, Arrays, States, fitting
+from ..gradients.momentum import Momentum
+from . import coder_states, state_dicts
 from .state_dicts import FORMAT, NOUN, Names, StateDict
 
 if TYPE_CHECKING:
-    from .gradients.state import CompressionState
+    from ..gradients.state import CompressionState
 
 _KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by kind of `Momentum.state`
 
@@ -38,10 +38,10 @@ def state_dict(state: CompressionState) -> Dict[str, Any]:
     steps.finish()
     undone, whole = steps.undo.waiting()
     arrays: coder_states.Tensors = {name: {} for name in state.parameters}
-    arrays.update(coder_states.packed(state.exchange.chunks, undone))
+    arrays.update(coder_states.packed(state.lane.chunks, undone))
     for kind, states in state.momentum.state.items() if state.momentum else ():
         for name, tensor in states.items():
-            arrays[name][f"trainer.{_KINDS[kind]}.0"] = tensor.clone()
+            arrays[name][f"{OF_ALL}.{_KINDS[kind]}.0"] = tensor.clone()
     return {
         "format": FORMAT,
         **_described(state),
@@ -58,36 +58,37 @@ def load(
 
     The workers agree before each part, so that all of them fail if one fails.
     """
-    several, steps = not isinstance(given, Mapping), state.gradients
+    steps, compression = state.gradients, state.gradients.compression
     steps.finish()
-    gather = state.exchange.gather_objects
-    names = state_dicts.Names(state.parameters, state.aliases)
-    workers = state_dicts.if_all_fit(gather, lambda: _read_all(given, names), _facts)
-    recalled = [] if steps.count else workers[0].header["parameters"]
-    with steps.compression.recalling(recalled):
+    exchange, names = state.exchange, Names(state.parameters, state.aliases)
+    workers = state_dicts.if_all_fit(
+        exchange.gather_objects,
+        lambda: state_dicts.by_rank(exchange, given, lambda each: _read(each, names)),
+        _facts,
+    )
+    before, header = compression.choices, workers[0].header
+    if not steps.count:
+        saved = {p["name"]: p["compression"] for p in header["parameters"]}
+        compression.choose({**before, **selection.saved_choices(compression.requested, saved)})
+    try:
         arrays = state_dicts.if_all_fit(
-            state.exchange.gather_objects, lambda: _fitting(state, workers, several, strict)
+            state.exchange.gather_objects,
+            lambda: [_fitting(state, states, strict) for states in workers],
         )
-    exchange = state.exchange
-    resharding.warn(len(workers) if several else exchange.workers, exchange.workers)
-    params = state.gradients.compression.params
-    chosen = resharding.of_this_worker(exchange, params, arrays, several)
-    header = workers[0].header
+    except Exception:
+        compression.choose(before)
+        raise
+    exchange, several = state.exchange, not isinstance(given, Mapping)
+    if several:
+        state_dicts.warn_if_divided(len(workers), exchange.workers)
+    chosen = coder_states.of_this_worker(state.lane, compression.params, arrays, several)
     if header["momentum"] is not None:
-        steps.compression.set_momentum(header["momentum"])  # the unit of dgc's momentum
-    apply(exchange, state.momentum, chosen)
+        compression.set_momentum(header["momentum"])  # the unit of dgc's momentum
+    apply(state.lane, state.momentum, chosen)
     steps.count, steps.rates.last = header["steps"], dict(header["learning_rates"])
     if state.momentum is not None:
         state.momentum.mu = header["momentum"]
     steps.undo.clear()
-
-
-def _read_all(given: Union[StateDict, Sequence[StateDict]], names: Names) -> List[States]:
-    """Return this worker's state_dict, or those of several workers in the order of their ranks."""
-    if isinstance(given, Mapping):
-        return [_read(given, names)]
-    several = [(NOUN, _read(each, names)) for each in given]
-    return [states for _, states in fitting.in_order_of_ranks(several)]
 
 
 def _read(given: StateDict, names: Names) -> States:
@@ -116,23 +117,6 @@ def _facts(workers: Sequence[States]) -> Facts:
     ]
 
 
-def _fitting(
-    state: CompressionState, workers: Sequence[States], several: bool, strict: bool
-) -> List[Arrays]:
-    """Return each state_dict's arrays for the parameters here; ValueError if they do not fit.
-
-    `several`: the state_dicts are those of all workers that saved them. Otherwise there is only
-    this worker's.
-    """
-    resharding.check_workers(state.exchange, workers, several)
-    for states in workers:
-        _check(state, states, strict)
-    return [
-        {place: array for place, array in s.arrays.items() if place.tensor in state.parameters}
-        for s in workers
-    ]
-
-
 def _described(state: CompressionState) -> Dict[str, Any]:
     """Return the values that a state_dict and the loading state must share."""
     return {
@@ -145,40 +129,38 @@ def _described(state: CompressionState) -> Dict[str, Any]:
     }
 
 
-def _check(state: CompressionState, states: States, strict: bool) -> None:
-    """Raise ValueError unless a state_dict fits."""
-    here = _described(state)
-    there = [_without_mu(description) for description in states.header["parameters"]]
-    here["parameters"] = [_without_mu(description) for description in here["parameters"]]
-    names = state_dicts.check_parameters(there, here["parameters"], strict)
-    mu = states.header["momentum"]
-    if (mu is None) != (here["momentum"] is None):  # this also differs if the compressor does
-        fitting.check(NOUN, "momentum", mu, here["momentum"])
-    fitting.check(NOUN, "machines", states.header["machines"], here["machines"])
-    if not resharding.has_layout_of_this_worker(state.exchange, states.header):
-        return
-    found = {place: a for place, a in states.arrays.items() if place.node == "worker"}
-    layout = coder_states.worker_layout(state.exchange.chunks)
-    expected = {place: entry for place, entry in layout.items() if place.tensor in names}
-    fitting.check_arrays(NOUN, found, expected, names, strict)
+def _fitting(state: CompressionState, states: States, strict: bool) -> Arrays:
+    """Return a state_dict's arrays for the parameters here; ValueError if it does not fit."""
+    here, header, exchange = _described(state), states.header, state.exchange
+    there = _without_mu(header["parameters"])
+    names = state_dicts.check_parameters(there, _without_mu(here["parameters"]), strict)
+    if (header["momentum"] is None) != (here["momentum"] is None):  # also if the compressor differs
+        fitting.check(NOUN, "momentum", header["momentum"], here["momentum"])
+    fitting.check(NOUN, "machines", header["machines"], here["machines"])
+    layout = coder_states.worker_layout(state.lane.chunks)
+    layout = {place: entry for place, entry in layout.items() if place.tensor in names}
+    state_dicts.check_arrays(exchange, header, states.arrays, layout, names, strict)
+    return {place: a for place, a in states.arrays.items() if place.tensor in state.parameters}
 
 
-def _without_mu(description: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a parameter's description with "mu" as a bool: whether there is momentum.
+def _without_mu(parameters: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    """Return descriptions of parameters with "mu" as a bool: whether there is momentum.
 
     The value of the momentum may change during training.
     """
-    compression = description["compression"]
-    return {**description, "compression": {**compression, "mu": compression["mu"] is not None}}
+    return [
+        {**p, "compression": {**p["compression"], "mu": p["compression"]["mu"] is not None}}
+        for p in parameters
+    ]
 
 
-def apply(exchange: Exchange, momentum: Optional[Momentum], arrays: Arrays) -> None:
+def apply(lane: Lane, momentum: Optional[Momentum], arrays: Arrays) -> None:
     """Continue from these arrays. Missing arrays start from zero."""
-    coder_states.restore(exchange.chunks, arrays)
+    coder_states.restore(lane.chunks, arrays)
     if momentum is not None:
         for kind, saved_as in _KINDS.items():
             momentum.state[kind] = {
                 place.tensor: torch.from_numpy(array.copy())
                 for place, array in arrays.items()
-                if (place.node, place.what) == ("trainer", saved_as)
+                if (place.node, place.what) == (OF_ALL, saved_as)
             }

@@ -1,4 +1,4 @@
-"""Cuts the saved states of tensors for new chunks, whose bounds may differ from the old ones.
+"""Joins the states of chunks to the arrays of whole tensors, and cuts these for other chunks.
 
 A new chunk continues the random stream of the old chunk that had its first element. If the new
 chunk begins d elements later than the old one, its stream is 2^32 * d draws ahead. So no draw is
@@ -27,25 +27,83 @@ import numpy as np
 
 from .. import kernels
 from ..plan import Slice
-from .file import STREAM, Place
+from .file import STREAM, Arrays, Layout, Place
 
-Arrays = Dict[Place, np.ndarray]
 Item = TypeVar("Item")
+ChunkState = Mapping[str, np.ndarray]
+"""The arrays of one chunk by kind, as a codec saves and loads them."""
 
-_STREAM_ROOM = 2**32  # draws between the streams of two chunks, for each element between the chunks
+_STREAM_DISTANCE = 2**32  # draws between the streams of chunks, for each element between them
+
+
+def runs_of(pieces: Iterable[Slice]) -> Dict[Slice, int]:
+    """For each slice, the first element of the run of slices without gaps that it is in."""
+    runs: Dict[Slice, int] = {}
+    last: Optional[Slice] = None
+    for piece in sorted(pieces, key=lambda piece: (piece.tensor, piece.begin)):
+        follows = last is not None and (last.tensor, last.end) == (piece.tensor, piece.begin)
+        runs[piece] = runs[last] if follows else piece.begin
+        last = piece
+    return runs
+
+
+def layout_of(
+    chunks: Iterable[Tuple[str, Slice, kernels.Layout]], begins: Mapping[Slice, int]
+) -> Layout:
+    """Shape and dtype of each array of `joined`, in its order.
+
+    chunks: each chunk's node (see `Place`), elements, and `Codec.saved_layout`.
+    begins: for each chunk, the first element of the array to which its own arrays are joined.
+    """
+    layout: Layout = {}
+    rows: Dict[Place, int] = {}
+    for node, piece, chunk_layout in chunks:
+        for what, ((count, *_), dtype) in chunk_layout.items():
+            if what == STREAM:
+                place = Place(piece.tensor, node, STREAM)
+                rows[place] = rows.get(place, 0) + 1
+            else:
+                place = Place(piece.tensor, node, what, begins[piece])
+                ((so_far,), _) = layout.pop(place, ((0,), dtype))
+                layout[place] = (so_far + count,), dtype
+    layout.update((place, ((count, 4), "uint64")) for place, count in rows.items())
+    return layout
+
+
+def joined(
+    chunks: Iterable[Tuple[str, Slice, ChunkState]], layout: Layout, begins: Mapping[Slice, int]
+) -> Iterator[Tuple[Place, np.ndarray]]:
+    """Yield the arrays of a `layout_of` these chunks, each one as soon as it is complete."""
+    unfinished: Arrays = {}
+    missing = {place: shape[0] for place, (shape, _) in layout.items()}
+    streams: Dict[Place, List[List[int]]] = {}
+    for node, piece, state in chunks:
+        for what, values in state.items():
+            if what == STREAM:
+                row = [piece.begin, piece.end, *values.tolist()]
+                streams.setdefault(Place(piece.tensor, node, STREAM), []).append(row)
+                continue
+            place = Place(piece.tensor, node, what, begins[piece])
+            shape, dtype = layout[place]
+            if values.shape == shape:
+                yield place, values
+                continue
+            if place not in unfinished:
+                unfinished[place] = np.empty(shape, dtype)
+            begin = piece.begin - place.begin
+            unfinished[place][begin : begin + values.size] = values
+            missing[place] -= values.size
+            if not missing[place]:
+                yield place, unfinished.pop(place)
+    for place, rows in streams.items():
+        yield place, np.array(rows, np.uint64)
 
 
 class Spans(Generic[Item]):
-    """Items that cover ranges of elements, to be looked up by element.
-
-    Parameters
-    ----------
-    spans : iterable of (int, int, Item)
-        The first element, the end (exclusive), and the item.
-    """
+    """Items that cover ranges of elements, to be looked up by element."""
 
     def __init__(self, spans: Iterable[Tuple[int, int, Item]]) -> None:
-        self._spans = sorted(spans, key=lambda span: span[:2])
+        self._spans = sorted(spans, key=lambda span: span[:2])  # first element, end, item
         self._begins = [begin for begin, _, _ in self._spans]
         self._ends = list(accumulate((end for _, end, _ in self._spans), max))  # the maximum so far
 
@@ -71,13 +129,7 @@ def part(place: Place, array: np.ndarray, piece: Slice) -> Tuple[int, np.ndarray
 
 
 class Saved:
-    """The arrays of a checkpoint, to be cut for chunks.
-
-    Parameters
-    ----------
-    arrays : dict of Place to array
-        Arrays of the same kind must not overlap.
-    """
+    """Arrays to be cut for chunks. Arrays of one kind must not overlap."""
 
     def __init__(self, arrays: Arrays) -> None:
         kinds = _grouped((place[:3], (place, array)) for place, array in arrays.items())
@@ -90,18 +142,9 @@ class Saved:
         layout: kernels.Layout,
         first_stream: Callable[[], np.ndarray],
     ) -> Dict[str, np.ndarray]:
-        """The saved states of a chunk, by kind. Elements that were not saved are zero.
+        """The states of a chunk, by kind. Elements that were not saved are zero.
 
-        Parameters
-        ----------
-        node : str
-            See `Place`.
-        piece : Slice
-            The elements of the chunk.
-        layout : kernels.Layout
-            The `Codec.saved_layout` of the chunk.
-        first_stream : callable
-            Returns the state of the random stream if none was saved.
+        `first_stream` returns the state of the random stream if none was saved.
         """
         states = {}
         for what, (shape, dtype) in layout.items():
@@ -124,7 +167,7 @@ class Saved:
         for begin, _, words in self._overlapping(node, STREAM, piece):
             if begin <= piece.begin:
                 stream = np.array(words, np.uint64)
-                kernels.jump(stream, (piece.begin - begin) * _STREAM_ROOM)
+                kernels.jump(stream, (piece.begin - begin) * _STREAM_DISTANCE)
                 return stream
         return None
 

@@ -15,8 +15,8 @@ from typing import Collection, Dict, Iterable, Iterator, List, Sequence, Tuple
 import numpy as np
 import torch
 
-from . import gpu
-from .exchanged_chunk import ExchangedChunk
+from ...exchange.chunk import ExchangedChunk
+from ..transport import gpu
 
 _BLOCK = 128
 _BITS = 7  # of abs(q)
@@ -51,11 +51,7 @@ def blocks_of(size: int) -> int:
 class SmallResiduals:
     """The residuals of one FSDP module. The coders' own arrays are in the scratch memory.
 
-    Parameters
-    ----------
-    chunks : sequence of ExchangedChunk
-        All have error feedback with one array each, of the same dtype, on the same device.
-    scratch : Scratch
+    All chunks have error feedback with one array each, of the same dtype, on the same device.
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], scratch: Scratch) -> None:
@@ -66,11 +62,13 @@ class SmallResiduals:
             (chunk.piece.tensor, slice(begin, end))
             for chunk, begin, end in zip(chunks, ends, ends[1:])
         ]
-        dtype, self._device = getattr(torch, coders[0].codec.dtype.name), coders[0].device
+        dtype = getattr(torch, coders[0].codec.dtype.name)
+        self._device = coders[0].device or gpu.CPU
         with gpu.queue(self._device):
             self._residuals = scratch.take(ends[-1], dtype, self._device)
         for coder, size, (_, blocks) in zip(coders, sizes, self._blocks):
-            coder.use_memory(self._residuals[blocks].view(-1)[:size])
+            memory = self._residuals[blocks].view(-1)[:size]
+            coder.use_memory(memory.numpy() if coder.device is None else memory)
         self._now = self._before = self._rounded()
 
     @property

@@ -12,19 +12,21 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
+    Sequence,
     TypeVar,
+    Union,
 )
 
 import torch
 
-from ..agreement import Facts
-from ..checkpoint import fitting
-from ..checkpoint.loading import if_all_can
-from ..compression import CompressionParams
-from .gathering import Gather, agree
+from ...agreement import Facts
+from ...compression import CompressionParams
+from ...log import logger
+from ...state import Arrays, Layout, States, fitting
+from ..transport.gathering import Gather, agree
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from ...exchange.exchange import Exchange
 
 StateDict = Mapping[str, Any]
 Description = Mapping[str, Any]
@@ -34,6 +36,7 @@ FORMAT = 1
 NOUN = "state_dict"
 """The name of the argument in error messages."""
 _CALL = "load_state_dict"
+_REMEDY = "pass the list of the state_dicts of all workers that saved"
 
 
 def if_all_fit(
@@ -43,9 +46,9 @@ def if_all_fit(
 ) -> Prepared:
     """Return the result of `prepare` if it succeeds on all workers with the same facts.
 
-    `checkpoint.loading.if_all_can` explains the errors.
+    `fitting.if_all_can` explains the errors.
     """
-    return if_all_can(
+    return fitting.if_all_can(
         lambda stated: agree(gather, stated, f"call {_CALL}"),
         _CALL,
         NOUN,
@@ -64,14 +67,55 @@ def require_format(given: Any, key: str, owner: str) -> None:
         )
 
 
-class Names(NamedTuple):
-    """The names of parameters here; see `settings.Named`.
+# Workers
 
-    Parameters
-    ----------
-    parameters : mapping of str to Parameter
-    aliases : mapping of str to str
+
+def by_rank(
+    exchange: Exchange,
+    given: Union[StateDict, Sequence[StateDict]],
+    read: Callable[[StateDict], States],
+) -> List[States]:
+    """Read this worker's state_dict, or those of all workers that saved, in the order of ranks.
+
+    Raise ValueError if they are not of workers that can continue here.
     """
+    several = not isinstance(given, Mapping)
+    named = [(NOUN, read(each)) for each in (given if several else [given])]
+    if several:
+        named = fitting.in_order_of_ranks(named)
+    fitting.check_ranks(named, several, exchange.workers, exchange.rank, _REMEDY)
+    if several and len(named) != exchange.workers and exchange.machines is not None:
+        raise ValueError(
+            f"the {NOUN} is of {len(named)} workers, but {exchange.workers} are here: residuals "
+            'of whole machines cannot be divided anew; use "hierarchical": False'
+        )
+    return [states for _, states in named]
+
+
+def described_workers(exchange: Exchange) -> Dict[str, Any]:
+    """Return the rank, the number of workers, and the number of machines that sum first."""
+    return {
+        "rank": exchange.rank,
+        "world_size": exchange.workers,
+        "machines": exchange.machines and exchange.machines.count,
+    }
+
+
+def warn_if_divided(before: int, now: int) -> None:
+    """Warn that another number of workers continues."""
+    if before != now:
+        logger.warning(
+            "the residuals of %d workers are divided among %d; their sum stays the same",
+            before,
+            now,
+        )
+
+
+# Parameters
+
+
+class Names(NamedTuple):
+    """The names of parameters here; see `settings.Named`."""
 
     parameters: Mapping[str, torch.nn.Parameter]
     aliases: Mapping[str, str]
@@ -106,15 +150,6 @@ def renamed_parameters(
     return [{**p, "name": names[p["name"]]} for p in parameters if p["name"] in names]
 
 
-def described_workers(exchange: Exchange) -> Dict[str, Any]:
-    """Return the rank, the number of workers, and the number of machines that sum first."""
-    return {
-        "rank": exchange.rank,
-        "world_size": exchange.workers,
-        "machines": exchange.machines and exchange.machines.count,
-    }
-
-
 def described_parameters(
     parameters: Mapping[str, torch.nn.Parameter], params: Mapping[str, CompressionParams]
 ) -> List[Dict[str, Any]]:
@@ -146,3 +181,20 @@ def check_parameters(
         expected = here_by_name[name]
         fitting.check_parameter(NOUN, f"'{name}'", there_by_name[name], expected, expected)
     return {name: name for name in common}
+
+
+def check_arrays(
+    exchange: Exchange,
+    header: Description,
+    arrays: Arrays,
+    layout: Layout,
+    names: Mapping[str, str],
+    strict: bool,
+) -> None:
+    """Raise ValueError unless a state_dict has the arrays of this worker's coders.
+
+    If machines sum first, other workers have arrays of other chunks.
+    """
+    if exchange.machines is None or header["rank"] == exchange.rank:
+        found = {place: array for place, array in arrays.items() if place.node == "worker"}
+        fitting.check_arrays(NOUN, found, layout, names, strict)

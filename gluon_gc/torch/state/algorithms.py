@@ -15,24 +15,22 @@ residuals. A weight that equals a tensor of the state is the same tensor.
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 
-from ..agreement import Facts
-from ..algorithms.base import State
-from ..algorithms.driver import is_arriving, undivided
-from ..algorithms.requirements import digest
-from ..auto.algorithm import Decision
-from ..checkpoint import States, fitting
-from ..checkpoint.cutting import Arrays
-from . import coder_states, resharding, state_dicts
+from ...agreement import Facts
+from ...algorithms.base import State
+from ...algorithms.driver import is_arriving, undivided
+from ...algorithms.requirements import digest
+from ...auto.algorithm import Decision
+from ...state import Arrays, States, fitting
+from . import coder_states, state_dicts
 from .state_dicts import FORMAT, NOUN, StateDict
 
 if TYPE_CHECKING:
-    from .algorithms.state import AlgorithmState
-    from .exchange import Exchange
+    from ...exchange.exchange import Lane
+    from ..algorithms.state import AlgorithmState
 
 _OWNER = "a DistributedOptimizer with an algorithm"
 
@@ -48,14 +46,14 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
         kept = [arrays[name] for arrays in kinds.values() if name in arrays]
         equal = [array for array in kept if _same_bits(array, parameter)]
         weights[name] = equal[0] if equal else parameter.clone()
-    exchanges = state.rounds.exchanges.items()
+    lanes = state.rounds.lanes.items()
     return {
         "format": FORMAT,
         **_described(state),
         "algorithm": dict(state.options),
         "steps": state.steps,
         "state": kinds,
-        "residuals": {kind: coder_states.packed(exchange.chunks) for kind, exchange in exchanges},
+        "residuals": {kind: coder_states.packed(lane.chunks) for kind, lane in lanes},
         "weights": weights,
         "optimizer": copy.deepcopy(state.optimizer.state_dict()),
     }
@@ -74,20 +72,27 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
 
     The workers first check their checkpoints.
     """
-    several = not isinstance(given, Mapping)
-    listed = [_renamed(state, each) for each in ([given] if not several else given)]
-    meeting = state.rounds.meeting
-    with _recalling(state, listed):
+    several, meeting = not isinstance(given, Mapping), state.rounds.exchange
+    listed = [_renamed(state, each) for each in (given if several else [given])]
+    choice = _choice(state, listed)
+    if choice is not None:
+        state.take(choice)
+    try:
         workers = state_dicts.if_all_fit(
             meeting.gather_objects,
-            lambda: _checked(state, listed, several),
+            lambda: _checked(state, listed if several else listed[0]),
             lambda workers: _facts(state, workers),
         )
-    resharding.warn(len(workers) if several else meeting.workers, meeting.workers)
-    for kind, exchange in state.rounds.exchanges.items():
-        residuals = [_residuals(worker, kind, exchange) for worker in workers]
-        arrays = resharding.of_this_worker(exchange, state.params, residuals, several)
-        coder_states.restore(exchange.chunks, arrays)
+    except Exception:
+        if choice is not None:
+            state.take(None)
+        raise
+    if several:
+        state_dicts.warn_if_divided(len(workers), meeting.workers)
+    for kind, lane in state.rounds.lanes.items():
+        residuals = [_residuals(worker, kind, lane) for worker in workers]
+        arrays = coder_states.of_this_worker(lane, state.params, residuals, several)
+        coder_states.restore(lane.chunks, arrays)
     own, parameters = workers[meeting.rank % len(workers)], state.rounds.parameters()
     for name, parameter in parameters.items():
         parameter.copy_(own["weights"][name])
@@ -107,45 +112,33 @@ def _in_host_memory(state: State) -> State:
     return {kind: {n: array.cpu() for n, array in arrays.items()} for kind, arrays in state.items()}
 
 
-@contextmanager
-def _recalling(state: AlgorithmState, given: Sequence[StateDict]) -> Iterator[None]:
-    """Take the decision of "auto" in a checkpoint; undo this if the block raises an error.
+def _choice(state: AlgorithmState, given: Sequence[Any]) -> Optional[Decision]:
+    """Return the choice of "auto" in the first checkpoint, unless it is made here already.
 
-    The block must raise on all workers or on none.
+    All workers must have the same.
     """
-    found = _recalled(state, given) if state.automatic.undecided else None
-    if found is None:
-        yield
-        return
-    state.take(found)
-    try:
-        yield
-    except Exception:
-        state.take(None)
-        raise
+    automatic = state.automatic
+    if automatic is None or not automatic.undecided:
+        return None  # on all workers
 
-
-def _recalled(state: AlgorithmState, given: Sequence[StateDict]) -> Optional[Decision]:
-    """Return the decision of "auto" in the first checkpoint. All workers must have the same."""
-
-    def decision() -> Optional[Decision]:
+    def saved_choice() -> Optional[Decision]:
         for worker in given[:1]:
             state_dicts.require_format(worker, "algorithm", _OWNER)
             saved = {tensor["name"]: tensor["compression"] for tensor in worker["tensors"]}
-            return state.automatic.recalled(saved, worker["algorithm"])
+            return automatic.saved_decision(saved, worker["algorithm"])
         return None
 
     return state_dicts.if_all_fit(
-        state.rounds.meeting.gather_objects,
-        decision,
-        lambda decision: [(f"the {NOUN}", {"choice of 'auto'": decision})],
+        state.rounds.exchange.gather_objects,
+        saved_choice,
+        lambda choice: [(f"the {NOUN}", {"choice of 'auto'": choice})],
     )
 
 
 def _described(state: AlgorithmState) -> Dict[str, Any]:
     """Return the values, except the algorithm, that a checkpoint and the state must share."""
     return {
-        **state_dicts.described_workers(state.rounds.meeting),
+        **state_dicts.described_workers(state.rounds.exchange),
         "tensors": state_dicts.described_parameters(state.parameters, state.params),
         "aliases": dict(state.aliases),
     }
@@ -168,14 +161,16 @@ def _renamed(state: AlgorithmState, given: Any) -> Any:
     }
 
 
-def _checked(state: AlgorithmState, given: Sequence[StateDict], several: bool) -> List[StateDict]:
+def _checked(
+    state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]
+) -> List[StateDict]:
     """Return the state_dicts by rank, or raise ValueError if one does not fit."""
-    for worker in given:
+
+    def read(worker: Any) -> States:
         state_dicts.require_format(worker, "algorithm", _OWNER)
-    named = [(NOUN, States(dict(worker), {}, b"")) for worker in given]
-    files = [states for _, states in fitting.in_order_of_ranks(named)] if several else [named[0][1]]
-    resharding.check_workers(state.rounds.meeting, files, several)
-    workers = [states.header for states in files]
+        return States(dict(worker), {}, b"")
+
+    workers = [states.header for states in state_dicts.by_rank(state.rounds.exchange, given, read)]
     for worker in workers:
         _check_one(state, worker)
     return workers
@@ -190,18 +185,15 @@ def _check_one(state: AlgorithmState, given: StateDict) -> None:
     _check_state(state, given)
     sizes = _sizes(given["optimizer"]), _sizes(state.optimizer.state_dict())
     fitting.check(NOUN, "sizes of the optimizer's groups", *sizes)
-    for kind, exchange in state.rounds.exchanges.items():
-        if not resharding.has_layout_of_this_worker(exchange, given):
-            continue
-        arrays = _residuals(given, kind, exchange)
-        found = {place: array for place, array in arrays.items() if place.node == "worker"}
-        layout = coder_states.worker_layout(exchange.chunks)
-        fitting.check_arrays(NOUN, found, layout, names, strict=True)
+    for kind, lane in state.rounds.lanes.items():
+        arrays = _residuals(given, kind, lane)
+        layout = coder_states.worker_layout(lane.chunks)
+        state_dicts.check_arrays(lane.exchange, given, arrays, layout, names, strict=True)
 
 
-def _residuals(given: StateDict, kind: str, exchange: Exchange) -> Arrays:
+def _residuals(given: StateDict, kind: str, lane: Lane) -> Arrays:
     """Return the arrays of a state_dict for the vectors of a kind of round."""
-    names = {chunk.piece.tensor for chunk in exchange.chunks}
+    names = {chunk.piece.tensor for chunk in lane.chunks}
     arrays: Arrays = {}
     for saved_kind, tensors in given["residuals"].items():
         if undivided(saved_kind) == undivided(kind):

@@ -43,31 +43,31 @@ _PICKLE = b"\x80"  # the first byte of a pickle
 class Place(NamedTuple):
     """Identifies an array of a checkpoint.
 
-    Parameters
-    ----------
-    tensor : int or str
-        The parameter. In a file its number, in a trainer the name of its gradient in the store.
-    node : str
-        The owner of the array. "worker": each worker has its own, and only the sum over workers
-        matters. "aggregator": the node that sums payloads. "trainer": equal on all workers.
-        "local": one worker alone.
-    what : str
-        The kind of the array. "residual" or "momentum": flat. "stream": uint64, shape (chunks, 4).
-        Each row has the first element of a chunk, the end, and the two words of its random stream.
-        In a file, these begin with the kind of an algorithm's round, as in "difference/residual".
-        With the nodes "trainer" and "local", "parameter" or a kind of an algorithm's state, in the
-        shape of the parameter.
-    begin : int
-        The first element of the array in the tensor. Only states of aggregators may consist of
-        several arrays.
+    node: the owner of the array.
+
+    - "worker": each worker has its own, and only the sum over workers matters.
+    - "aggregator": the node that sums payloads. Only its states may consist of several arrays.
+    - "trainer": equal on all workers.
+    - "local": one worker alone.
+
+    what: the kind of the array.
+
+    - "residual" or "momentum": flat.
+    - "stream": uint64, shape (chunks, 4). Each row has the first element of a chunk, the end, and
+      the two words of its random stream.
+    - With the nodes "trainer" and "local", "parameter" or a kind of an algorithm's state, in the
+      shape of the parameter.
+
+    In a file, the first two begin with the kind of an algorithm's round: "difference/residual".
     """
 
-    tensor: Union[int, str]
+    tensor: Union[int, str]  # in a file the parameter's number, elsewhere the tensor's name
     node: str
     what: str
-    begin: int = 0
+    begin: int = 0  # the first element of the array in the tensor
 
 
+Arrays = Dict[Place, np.ndarray]
 Layout = Dict[Place, Tuple[Tuple[int, ...], str]]
 """Shape and dtype of each array."""
 
@@ -76,7 +76,7 @@ class States(NamedTuple):
     """The contents of a file: header, arrays (read-only), and the optimizer's pickled states."""
 
     header: Dict[str, Any]
-    arrays: Dict[Place, np.ndarray]
+    arrays: Arrays
     optimizer: bytes
 
 
@@ -122,19 +122,8 @@ def write(
 ) -> None:
     """Write a file, and replace an old one atomically.
 
-    Parameters
-    ----------
-    name : str
-        The name of the file.
-    header : mapping
-        The header without ``arrays`` and ``optimizer_bytes``.
-    layout : dict
-        The place, shape and dtype of each array.
-    arrays : iterable of (Place, array)
-        The arrays, in the order of `layout`. They are taken one at a time, so that not all of them
-        need be in memory.
-    optimizer : bytes
-        The optimizer's pickled states.
+    `header` is without ``arrays`` and ``optimizer_bytes``. The arrays, in the order of `layout`,
+    are taken one at a time, so that not all of them need be in memory.
     """
     table = [
         [*place, np.dtype(dtype).newbyteorder("<").str, shape]
@@ -175,12 +164,9 @@ def is_pickle(name: str) -> bool:
 
 
 def read(name: str) -> States:
-    """Read and check a file. Nothing is unpickled. Arrays are mapped, and read when they are used.
+    """Read and check a file; ValueError if it is damaged, or not a file of `write`.
 
-    Raises
-    ------
-    ValueError
-        The file was not written by `write`, has another format, or is damaged.
+    Nothing is unpickled. Arrays are mapped, and read when they are used.
     """
     with open(name, "rb") as file:
         begin = _begun(name, file)

@@ -1,0 +1,82 @@
+"""Divides the state of all workers among another group of workers."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from .. import kernels
+from .file import LOCAL, OF_ALL, STREAM, Arrays
+
+
+class Share(NamedTuple):
+    """How the residuals of a tensor are divided among the workers of a new group.
+
+    There is one residual for each worker, or one for each machine if the workers of a machine sum
+    their gradients first.
+    """
+
+    before: int  # the number of residuals in the former group
+    now: int
+    number: int = 0  # of this worker, or of its machine
+    draws_alike: bool = True  # whether all nodes draw the same random numbers
+
+
+def arrays_of_worker(
+    arrays: Sequence[Arrays],
+    rank: int,
+    shares: Optional[Mapping[Any, Share]] = None,
+    aggregating: Sequence[Arrays] = (),
+) -> Arrays:
+    """The arrays with which a worker continues, given those of all former workers, by rank.
+
+    Without `shares`, it continues as the former worker with its rank. With the share of each
+    compressed tensor, each worker gets an equal share of the sum of residuals and momenta, so the
+    sum stays the same, and the random stream of rank 0, jumped ahead to its own part unless all
+    nodes draw the same numbers. The arrays of one worker may already be such a sum.
+
+    `aggregating` has more arrays of aggregators.
+    """
+    own = arrays[rank % len(arrays)]
+    if shares is None:
+        kept = {place: array for place, array in own.items() if place.node != "aggregator"}
+    else:
+        kept = {place: array for place, array in own.items() if place.node == LOCAL}
+        for place, array in arrays[0].items():
+            share = shares.get(place.tensor)
+            if place.node == OF_ALL:
+                kept[place] = array
+            elif place.node == "worker" and share is not None:
+                kept[place] = _divided(place, arrays, share)
+    return {**kept, **aggregators([*arrays, *aggregating])}
+
+
+def _divided(place: Any, arrays: Sequence[Arrays], share: Share) -> np.ndarray:
+    """This worker's share of an array of all workers."""
+    first = arrays[0][place]
+    if place.what == STREAM:
+        if share.draws_alike:
+            return first
+        jumped = first.copy()
+        for row in jumped:
+            kernels.jump_to_worker(row[2:], share.number)
+        return jumped
+    total = np.zeros(first.shape, np.float64)
+    for worker_arrays in arrays:
+        total += worker_arrays[place]
+    total *= share.before / len(arrays) / share.now
+    return total.astype(first.dtype)
+
+
+def aggregators(arrays: Sequence[Arrays]) -> Arrays:
+    """The arrays of all aggregators. An array that several workers have saved counts once."""
+    joined: Arrays = {}
+    for worker_arrays in arrays:
+        for place, array in worker_arrays.items():
+            if place.node != "aggregator":
+                continue
+            if place.what == STREAM and place in joined:  # workers have rows of different chunks
+                array = np.unique(np.concatenate([joined[place], array]), axis=0)
+            joined[place] = array
+    return joined

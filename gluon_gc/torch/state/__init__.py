@@ -1,0 +1,1 @@
+"""state_dicts, suspension and resumption."""

@@ -1,0 +1,154 @@
+"""The residuals, momentum and random streams of coders, as named tensors of a state_dict.
+
+    {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}
+
+NAME is the name of a parameter or another exchanged tensor. The rest are the fields of a
+`gluon_gc.state.Place`; the node is "worker", or "aggregator" for the chunks that this worker owns.
+Random streams are saved as int64, because PyTorch has few functions for uint64.
+"""
+
+from __future__ import annotations
+
+from typing import (
+    TYPE_CHECKING,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Tuple,
+)
+
+import numpy as np
+import torch
+
+from ...compression import CompressionParams
+from ...exchange.chunk import ExchangedChunk
+from ...exchange.coder import Coder
+from ...plan import Chunk, Slice
+from ...state import STREAM, Arrays, Layout, Place, chunks, division
+
+if TYPE_CHECKING:
+    from ...exchange.exchange import Lane
+
+Tensors = Dict[str, Dict[str, torch.Tensor]]
+"""The keys are NAME, and then NODE.KIND.BEGIN."""
+
+
+def coders(exchanged: Iterable[ExchangedChunk]) -> Iterator[Tuple[str, Slice, Coder]]:
+    """Yield this worker's coders, and its aggregators of the chunks that it owns."""
+    for chunk in exchanged:
+        if chunk.coder is not None:
+            yield "worker", chunk.piece, chunk.coder
+        if chunk.aggregator is not None:
+            yield "aggregator", chunk.piece, chunk.aggregator
+
+
+def packed(exchanged: Iterable[ExchangedChunk], undone: Collection[str] = ()) -> Tensors:
+    """Return the states of the coders of these chunks.
+
+    `undone`: the tensors whose last exchange is left out, as if it had been undone.
+    """
+    kept = list(coders(exchanged))
+    begins = {piece: piece.begin for _, piece, _ in kept}
+    layouts = [(node, piece, coder.codec.saved_layout()) for node, piece, coder in kept]
+    states = ((n, piece, coder.state(undone=piece.tensor in undone)) for n, piece, coder in kept)
+    tensors: Tensors = {piece.tensor: {} for piece in begins}
+    for place, array in chunks.joined(states, chunks.layout_of(layouts, begins), begins):
+        tensors[place.tensor][_key(place)] = _tensor(array)
+    return tensors
+
+
+def zeros(planned: Iterable[Chunk]) -> Tensors:
+    """Return zeros in the shapes and dtypes that `packed` returns for a worker's coders."""
+    tensors: Tensors = {}
+    compressed = [chunk for chunk in planned if chunk.params is not None]
+    for chunk in compressed:
+        tensors[chunk.slices[0].tensor] = {}
+    for place, (shape, dtype) in _layout(compressed).items():
+        tensors[place.tensor][_key(place)] = _tensor(np.zeros(shape, dtype))
+    return tensors
+
+
+def unpacked(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Arrays:
+    """Invert `packed`."""
+    arrays: Arrays = {}
+    for name, tensor_states in tensors.items():
+        for key, tensor in tensor_states.items():
+            node, kind, begin = key.split(".")
+            array = tensor.detach().cpu().numpy()
+            array = array.view(np.uint64) if kind == STREAM else array
+            arrays[Place(name, node, kind, int(begin))] = array
+    return arrays
+
+
+def _key(place: Place) -> str:
+    return f"{place.node}.{place.what}.{place.begin}"
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.view(np.int64) if array.dtype == np.uint64 else array)
+
+
+def worker_layout(exchanged: Iterable[ExchangedChunk]) -> Layout:
+    """Return the shape and dtype of each array of this worker's coders."""
+    return _layout([chunk.plan for chunk in exchanged if chunk.coder is not None])
+
+
+def _layout(compressed: Sequence[Chunk]) -> Layout:
+    pieces = [chunk.slices[0] for chunk in compressed]
+    layouts = (chunk.params.state_layout(chunk.size, chunk.dtype) for chunk in compressed)
+    of_worker = (("worker", piece, layout) for piece, layout in zip(pieces, layouts))
+    return chunks.layout_of(of_worker, {piece: piece.begin for piece in pieces})
+
+
+def restore(exchanged: Iterable[ExchangedChunk], arrays: Arrays) -> None:
+    """Restore coders from arrays of any chunks. Missing elements start from zero."""
+    saved = chunks.Saved(arrays)
+    for node, piece, coder in coders(exchanged):
+        layout = coder.codec.saved_layout()
+        coder.load_state(saved.cut(node, piece, layout, coder.stream_state))
+
+
+def of_this_worker(
+    lane: Lane,
+    params: Mapping[str, CompressionParams],
+    arrays: Sequence[Arrays],
+    several: bool,
+) -> Arrays:
+    """Return the arrays with which this worker continues. All workers call this.
+
+    `arrays` are those of one state_dict or, if `several`, of all workers that saved.
+    """
+    exchange = lane.exchange
+    if not several:
+        not_owned = _not_owned(lane, arrays[0])
+        others = exchange.gather_objects(not_owned, "call load_state_dict")
+        return division.arrays_of_worker(arrays, 0, aggregating=others)
+    before, now = len(arrays), exchange.workers
+    if before == now:
+        return division.arrays_of_worker(arrays, exchange.rank)
+    shares = {
+        name: division.Share(before, now, exchange.rank, own.compressor.traits.draws_alike)
+        for name, own in params.items()
+        if own.compressor is not None
+    }
+    return division.arrays_of_worker(arrays, exchange.rank, shares)
+
+
+def _not_owned(lane: Lane, arrays: Arrays) -> Arrays:
+    """Return all random streams, and the aggregator arrays that others own now, even in part."""
+    owned = chunks.by_tensor(c.piece for c in lane.chunks if c.aggregator is not None)
+
+    def is_owned(place: Place, array: np.ndarray) -> bool:
+        if place.what == STREAM or place.tensor not in owned:
+            return False
+        pieces = owned[place.tensor].overlapping(place.begin, place.begin + array.size)
+        return sum(chunks.part(place, array, piece)[1].size for *_, piece in pieces) == array.size
+
+    return {
+        place: array
+        for place, array in arrays.items()
+        if place.node == "aggregator" and not is_owned(place, array)
+    }

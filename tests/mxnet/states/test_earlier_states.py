@@ -1,0 +1,44 @@
+"""Files of save_states that an earlier version wrote are loaded bit for bit."""
+
+import tarfile
+from collections import defaultdict
+
+import pytest
+
+from gluon_gc import state as checkpoint
+from tests.saved.mxnet_states import BY_WORKERS, FILE, OTHERS, requests_to_load, run
+
+CASES = [
+    *((f"{case}{workers}-", workers) for workers, cases in BY_WORKERS.items() for case in cases),
+    *((f"{case}{before}.{now}-", now) for before, now in OTHERS for case in BY_WORKERS[before]),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Return a function: the folder of the old files, in which workers have saved them again."""
+    folder, done = tmp_path_factory.mktemp("states"), defaultdict(bool)
+    with tarfile.open(FILE) as archive:
+        archive.extractall(folder)
+    requests = requests_to_load(folder, "again.")
+
+    def saved_by(workers):
+        if not done[workers]:
+            run(requests[workers], workers)
+            done[workers] = True
+        return folder
+
+    return saved_by
+
+
+@pytest.mark.parametrize("name, workers", CASES, ids=[name for name, _ in CASES])
+def test_what_workers_load_is_what_they_save(files, name, workers):
+    folder = files(workers)
+    for rank in range(workers):
+        file, again = folder / f"{name}{rank}", folder / f"again.{name}{rank}"
+        one, other = checkpoint.read(str(file)), checkpoint.read(str(again))
+        assert other.header == one.header
+        assert {key: array.tolist() for key, array in other.arrays.items()} == {
+            key: array.tolist() for key, array in one.arrays.items()
+        }
+        assert again.read_bytes() == file.read_bytes()
