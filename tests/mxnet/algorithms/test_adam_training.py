@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
-from gluon_gc import state as checkpoint
 from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
 from tests.mxnet.algorithms.adam_replay import corrected, onebit_replay
 from tests.mxnet.cluster.jobs import backward, gradients, make

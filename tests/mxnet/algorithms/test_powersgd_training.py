@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from gluon_gc import state as checkpoint
-from gluon_gc.algorithms import powersgd
 from gluon_gc.mxnet.algorithms.algorithm import MXNet
 from gluon_gc.state import Place
-from tests.algorithm_replay import PowerSGDReplay
 from tests.mxnet.cluster.jobs import backward, gradients, make
 from tests.mxnet.states.test_states import write
 
