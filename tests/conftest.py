@@ -25,6 +25,8 @@ LONGEST = (
     "exchange/test_same_as_torch.py",
     "examples/test_benchmark.py",
     "states/test_checkpoint.py",
+    "exchange/test_two_way.py",
+    "exchange/test_one_exchange.py",
     "launch/test_kill_matrix.py",
     "launch/test_restarts.py",
     "cuda/test_equal_bytes.py",

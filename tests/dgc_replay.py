@@ -106,20 +106,8 @@ def update(
 class Replay:
     """One worker's compressor and state for n elements.
 
-    Parameters
-    ----------
-    n : int
-    dtype : float32 or float64
-    mu : float, optional
-        The momentum's coefficient.
-    start : tuple of two int
-        The first state of the random stream.
-    half_values : bool
-        Whether values are sent as float16.
-    selects_at_last : int, optional
-        How many elements are sent after the warm-up. Default: as many as now.
-    **options
-        Options of `sparsify`.
+    `start` is the first state of the random stream, `selects_at_last` the number of elements that
+    are sent after the warm-up (by default as many as now); `options` are those of `sparsify`.
     """
 
     def __init__(

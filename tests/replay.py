@@ -83,10 +83,10 @@ def cut_anew(
     now: Sequence[slice],
 ) -> None:
     """Give exchanges the state of others that cut the tensor into different parts."""
-    for place in range(len(before[0].nodes)):
-        nodes = [exchange.nodes[place] for exchange in before]
+    for number in range(len(before[0].nodes)):
+        nodes = [exchange.nodes[number] for exchange in before]
         for exchange, part in zip(after, now):
-            node = exchange.nodes[place]
+            node = exchange.nodes[number]
             for name in ("residual", "momentum"):
                 if getattr(node, name) is not None:
                     whole = np.concatenate([getattr(one, name) for one in nodes])
@@ -101,13 +101,7 @@ def cut_anew(
 
 
 class RowsExchange:
-    """All workers, for a row-sparse gradient of a float32 matrix.
-
-    Attributes
-    ----------
-    residuals : list of array, shape (rows, width)
-        The residuals by rank.
-    """
+    """All workers, for a row-sparse gradient of a float32 matrix. `residuals` are by rank."""
 
     def __init__(
         self, workers: int, params: CompressionParams, shape: Tuple[int, int], index: int

@@ -6,8 +6,8 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc import kernels
-from gluon_gc.mxnet import tensor_states
 from gluon_gc.mxnet.byteps.runtime import default_exchange
+from gluon_gc.mxnet.state import tensor_states
 from tests.compressors import COMPRESSORS
 from tests.mxnet.cluster.jobs import gradients_of
 from tests.mxnet.cluster.standing import run, run_local

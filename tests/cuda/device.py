@@ -18,14 +18,7 @@ _CAPABILITY = {"major": 75, "minor": 76}
 
 
 class Device:
-    """The first GPU; its primary context becomes current on this thread.
-
-    Attributes
-    ----------
-    name : str
-    capability : int
-        90 for compute capability 9.0.
-    """
+    """The first GPU; its primary context becomes current on this thread."""
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
@@ -42,7 +35,7 @@ class Device:
             found = ctypes.c_int()
             self("cuDeviceGetAttribute", ctypes.byref(found), attribute, number)
             value[part] = found.value
-        self.capability = 10 * value["major"] + value["minor"]
+        self.capability = 10 * value["major"] + value["minor"]  # 90 for compute capability 9.0
 
     def __call__(self, function: str, *arguments: Any) -> None:
         """Call a function of the driver."""
@@ -58,13 +51,7 @@ class Device:
 class Memory:
     """Bytes in a GPU's memory, between guard bytes that `check` compares.
 
-    Parameters
-    ----------
-    device : Device
-    size : int
-        Number of bytes.
-    misaligned : int
-        Offset of the start from a multiple of 256 bytes.
+    `misaligned` is the offset of the start from a multiple of 256 bytes.
     """
 
     def __init__(self, device: Device, size: int, misaligned: int = 0) -> None:

@@ -38,21 +38,12 @@ BLOCK = re.compile(r"(?:^`([\w./]+)`:\n\n)?^( *)```(\w*)\n(.*?)^ *```$", re.S | 
 
 
 class Page:
-    """What checks look at.
-
-    Attributes
-    ----------
-    blocks : list of (str, str, str)
-        The language, the code, and the file that the code is, or "".
-    prose : str
-        All but the blocks.
-    spans : list of str
-        The code within the prose.
-    """
+    """The text of a page, its blocks of code, and the spans of code in its other text."""
 
     def __init__(self, path):
         self.path, self.text = path, path.read_text()
         found = BLOCK.findall(self.text)
+        # The language, the code, and the file that the code is, or "".
         self.blocks = [(name, textwrap.dedent(code), file) for file, _, name, code in found]
         self.prose = BLOCK.sub("", self.text)
         spans = re.findall(r"(?<!`)`([^`]+)`(?!`)", self.prose)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_gc import weight_samples
+from gluon_gc.exchange import weight_samples
 from gluon_gc.exchange.weight_samples import ELEMENTS, PARAMETERS, Sample
 
 SIZES = [1000, 1, 5, ELEMENTS, 33, 70_000, 2]

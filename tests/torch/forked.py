@@ -52,21 +52,11 @@ def run(
     log: Path,
     timeout: float,
 ) -> int:
-    """Run a script in several workers; returns 0, or the exit code of a worker that failed.
+    """Run a script with its arguments in several workers.
 
-    Parameters
-    ----------
-    arguments : list of str
-        The script and its arguments.
-    workers : int
-    variables : mapping
-        The environment, the same in every call.
-    more : mapping
-        Further environment variables of this call.
-    log : Path
-        The file that receives stdout and stderr of all workers.
-    timeout : float
-        Seconds after which the workers are killed; then the result is -1.
+    Returns 0, or the exit code of a worker that failed, or -1 after `timeout` seconds, when the
+    workers are killed. `variables` is the environment, the same in every call; `more` is added to
+    it. `log` receives the output of all workers.
     """
     context = server(frozenset(variables.items()))
     processes = [

@@ -88,15 +88,6 @@ def test_local_steps_is_its_replay_bit_for_bit_on_all_contexts(
     assert raw == 40 * 3 * 4
 
 
-def test_without_an_outer_step_a_worker_alone_trains_as_without_an_algorithm():
-    plain = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
-    optimizer = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
-    params, _ = trained(6, optimizer=optimizer, algorithm=plain)
-    expected, _ = trained(6, optimizer=optimizer, algorithm=None)
-    for param, other in zip(params, expected):
-        np.testing.assert_allclose(param.data().asnumpy(), other.data().asnumpy(), atol=1e-6)
-
-
 @pytest.mark.parametrize("before, now", [(1, 2), (2, 1)])
 def test_another_number_of_fragments_keeps_the_residuals(tmp_path, before, now):
     files = [str(tmp_path / str(fragments)) for fragments in (before, now)]
@@ -133,45 +124,6 @@ def residuals(file):
         kind, _, what = place.what.partition("/")
         if what == "residual":
             yield place._replace(what=kind.partition(".")[0]), array
-
-
-@pytest.mark.parametrize("options", [{}, {**FULL, "overlap": 2}], ids=["plain", "full"])
-@pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
-def test_what_is_resumed_between_rounds_is_bit_for_bit_what_never_stopped(
-    tmp_path, compression_params, options
-):
-    file, algorithm = str(tmp_path / "states"), {**LOCAL, **options}
-    never, trainer = make(SHAPES, SGD, compression_params, algorithm=algorithm)
-
-    def go_on(params, trainer, steps):
-        for step in steps:
-            backward(params, gradients(step, SHAPES))
-            trainer.step(2)
-
-    go_on(never, trainer, range(4))
-    trainer.save_states(file)
-    go_on(never, trainer, range(4, 8))
-    resumed, trainer = make(SHAPES, SGD, compression_params, contexts=2, algorithm=algorithm)
-    trainer.load_states(file)
-    trainer.save_states(file + "again")
-    loaded, again = checkpoint.read(file), checkpoint.read(file + "again")
-    assert loaded.header == again.header and loaded.header["algorithm"]["every"] == 3
-    kinds = {(place.node, place.what) for place in loaded.arrays}
-    state = {("trainer", "anchor"), ("trainer", "outer_momentum"), ("local", "parameter")}
-    rounds = ["difference.0", "difference.1"] if options else ["difference"]
-    if options:  # these rounds were begun in steps 4 and 3
-        state |= {("trainer", f"difference.{n}/average/{6 - n}") for n in (0, 1)}
-    nodes = ("worker", "aggregator")
-    residuals = {(node, f"{kind}/residual") for node in nodes for kind in rounds}
-    assert kinds == (state | residuals if compression_params else state)
-    for place, array in loaded.arrays.items():
-        np.testing.assert_array_equal(again.arrays[place], array, err_msg=str(place))
-    for _ in range(2):  # the second time while rounds are under way
-        trainer.load_states(file)
-        for step in range(4, 8):
-            backward(resumed, [gradient / 2 for gradient in gradients(step, SHAPES)])
-            trainer.step(2)
-        assert_equal(resumed, {param.name: param.data().asnumpy() for param in never})
 
 
 def test_saving_before_the_first_step_changes_nothing(tmp_path):

@@ -20,7 +20,7 @@ from tests.mxnet.cluster.cluster import (
     start_machine,
 )
 from tests.mxnet.cluster.jobs import gradients_of, make, parameters, train_steps
-from tests.mxnet.cluster.standing import run, run_horovod, run_machine
+from tests.mxnet.cluster.standing import run, run_horovod, run_local, run_machine
 from tests.mxnet.exchange.test_two_way import CHUNK, PARTITION
 
 SHAPES = [(50, 20), (33,), (257, 3)]
@@ -198,6 +198,10 @@ def on_nodes(job, arguments):
     return run_horovod(job, arguments, 4, OF_MACHINES)
 
 
+def alone(job, arguments):
+    return [run_local(job, arguments)]
+
+
 def assert_weights(result, expected):
     """Check a job's weights on all contexts, also those of the training that was resumed."""
     for weights in result[:2]:
@@ -209,8 +213,8 @@ def assert_weights(result, expected):
 # What differs between algorithms is above the engines, so other algorithms use these only.
 on_some_engines = pytest.mark.parametrize(
     "start, local_size, chunk",
-    [(run, 1, WHOLE), (run_machine, 2, WHOLE), (on_nodes, 2, CHUNK)],
-    ids=["servers", "machine", "nodes"],
+    [(run, 1, WHOLE), (run_machine, 2, WHOLE), (on_nodes, 2, CHUNK), (alone, 1, WHOLE)],
+    ids=["servers", "machine", "nodes", "alone"],
 )
 on_all_engines = pytest.mark.parametrize(
     "start, local_size",

@@ -2,13 +2,10 @@
 
 import re
 
-import mxnet as mx
 import numpy as np
 import pytest
-from mxnet.contrib.amp.loss_scaler import LossScaler
 
 from gluon_gc import state as checkpoint
-from gluon_gc.algorithms import powersgd
 from gluon_gc.mxnet.algorithms.algorithm import MXNet
 from gluon_gc.state import Key as Place
 from tests.algorithm_replay import PowerSGDReplay
@@ -45,24 +42,6 @@ def train_and_save(files):
     return params, trainer
 
 
-@pytest.mark.parametrize("contexts, divided", [(1, False), (2, False), (1, True)])
-def test_powersgd_is_its_replay_bit_for_bit(contexts, divided, monkeypatch):
-    if divided:
-        monkeypatch.setattr(powersgd, "_DIVIDED", 0)
-    params, trainer = made(contexts=contexts)
-    names = [param.name for param in params]
-    expected = dict(zip(names, (param.data().asnumpy() for param in params)))
-    replay = PowerSGDReplay(dict(zip(names, SHAPES)), 1, 2)
-    for step in range(6):
-        given = [np.float32(0.5 * contexts) * g for g in gradients(step, SHAPES)]
-        for name, average in replay.step([dict(zip(names, given))]).items():
-            expected[name] -= np.float32(0.125) * average
-    train(params, trainer, range(6))
-    for param in params:
-        for array in param.list_data():
-            np.testing.assert_array_equal(array.asnumpy(), expected[param.name])
-
-
 def test_a_checkpoint_has_the_factors_once_and_each_workers_total(tmp_path):
     file = str(tmp_path / "states")
     params, trainer = train_and_save([file])
@@ -97,35 +76,6 @@ def test_on_a_gpu_the_products_are_mxnets(monkeypatch):
     monkeypatch.setattr(MXNet, "in_host_memory", lambda self, array: False)
     for array, other in zip(expected, train(*made(), range(6))):
         np.testing.assert_allclose(array, other, atol=1e-5)
-
-
-def test_a_step_that_amp_skips_does_not_count():
-    params, trainer = made()
-    trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), 1.0
-    expected, plain = made()
-    for step in range(5):
-        loss_scale = np.float32(trainer._amp_loss_scaler.loss_scale)
-        trainer._scale = 1.0 / loss_scale  # as amp.scale_loss does
-        if step == 2:
-            backward(params, [np.full(shape, np.inf, np.float32) for shape in SHAPES])
-        else:
-            backward(params, [loss_scale * gradient for gradient in gradients(step, SHAPES)])
-            train(expected, plain, [step])
-        trainer.step(2)
-    assert_equal(*([p.data().asnumpy() for p in each] for each in (params, expected)))
-    assert trainer._averaging.steps == 4
-
-
-@pytest.mark.parametrize("start, kind", [(0, "left_factor"), (9, "gradient")])
-def test_what_is_not_finite_is_an_error_that_names_the_parameter(start, kind):
-    params, trainer = made(algorithm={**POWERSGD, "start": start})
-    train(params, trainer, [0])
-    given = gradients(1, SHAPES)
-    given[2][3, 4] = np.nan
-    backward(params, given)
-    with pytest.raises(mx.MXNetError, match=f"the {kind} of p2 has a NaN or an infinity"):
-        trainer.step(1)
-        params[2].data().asnumpy()
 
 
 def test_a_compressor_is_refused_and_fp16_is_not():

@@ -12,7 +12,7 @@ from gluon_gc.auto.choice import Link, Measured, Way
 from gluon_gc.auto.local_steps import StepClock
 from gluon_gc.auto.speed import Speed
 from gluon_gc.log import logger
-from gluon_gc.mxnet import probe
+from gluon_gc.mxnet.trainer import automatic as probe
 from tests.mxnet.cluster.hosts import Hosts, needs_namespaces
 from tests.mxnet.cluster.jobs import backward, gradients_of, parameters
 from tests.mxnet.cluster.standing import run, run_horovod, run_local, run_machine

@@ -112,9 +112,9 @@ def test_mnist_on_one_machine(home, tmp_path):
 
 def test_mnist_without_compression(home, tmp_path):
     words = "--no-cuda --epochs 1 --batch-size 16 --j 1"
-    script = [sys.executable, str(SCRIPTS / "plain_mnist.py"), *words.split()]
+    script = [sys.executable, str(SCRIPTS / "mnist.py"), *words.split()]
     said = finish(start(tmp_path, "--local", "-n", "2", *script, MXNET_HOME=home))
-    assert_trained(said, tmp_path, "plain_mnist", 2)
+    assert_trained(said, tmp_path, "mnist", 2)
 
 
 def test_cifar100_on_a_machine_with_two_devices(home, tmp_path):

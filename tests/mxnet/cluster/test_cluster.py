@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc.mxnet import tensor_states
 from gluon_gc.mxnet.byteps.runtime import default_exchange
+from gluon_gc.mxnet.state import tensor_states
 from tests.mxnet.cluster.cluster import Cluster
 from tests.mxnet.cluster.jobs import backward, gradients_of, parameters, ranks, train_steps
 from tests.mxnet.cluster.standing import run

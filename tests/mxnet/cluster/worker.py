@@ -36,6 +36,7 @@ def save(value, file):
 
 def stand(patience, folder):
     """Run the jobs that `standing` writes, until one fails or none comes for `patience` seconds."""
+    rank = bps.rank()
     for number in itertools.count():
         file, deadline = Path(folder, f"job{number}"), time.monotonic() + patience
         while not file.exists():
@@ -50,7 +51,7 @@ def stand(patience, folder):
             result = _called(*job)
         except BaseException:
             problem = traceback.format_exc()
-        save((result, problem), Path(folder, f"result{number}-{bps.rank()}"))
+        save((result, problem), Path(folder, f"result{number}-{rank}"))
         if problem:
             sys.exit(problem)
 
@@ -58,9 +59,8 @@ def stand(patience, folder):
 if __name__ == "__main__":
     job_file, result_file = sys.argv[1:]
     module, name, arguments = pickle.loads(Path(job_file).read_bytes())
-    if getattr(getattr(import_module(module), name), "initializes", True):
-        bps.init()
-    result = _called(module, name, arguments)
+    bps.init()
+    rank = str(bps.rank())  # the job may leave the cluster
     # horovodrun gives all workers the same arguments
-    save(result, Path(result_file.replace("RANK", str(bps.rank()))))
+    save(_called(module, name, arguments), Path(result_file.replace("RANK", rank)))
     bps.shutdown()

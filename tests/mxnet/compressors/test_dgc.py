@@ -84,28 +84,6 @@ def test_what_is_not_finite_is_raised_even_if_it_would_not_be_sent(bad):
         params[0].data().asnumpy()
 
 
-def test_a_checkpoint_is_training_that_never_stopped(tmp_path):
-    compression = sparse(momentum="nesterov", strided_sample=False)
-
-    def steps(params, trainer, numbers):
-        for step in numbers:
-            backward(params, gradients(step, SHAPES))
-            trainer.step(1)
-
-    params, trainer = make(SHAPES, OPTIMIZER, compression)
-    steps(params, trainer, range(3))
-    trainer.save_states(str(tmp_path / "states"))
-    saved = [param.data().copy() for param in params]
-    steps(params, trainer, range(3, 6))
-    resumed, trainer = make(SHAPES, OPTIMIZER, compression)
-    for param, weight in zip(resumed, saved):
-        param.set_data(weight)
-    trainer.load_states(str(tmp_path / "states"))
-    steps(resumed, trainer, range(3, 6))
-    for ours, expected in zip(resumed, params):
-        np.testing.assert_array_equal(ours.data().asnumpy(), expected.data().asnumpy())
-
-
 def test_one_parameter_alone_may_be_compressed_with_it():
     params = [mx.gluon.Parameter(f"p{i}", shape=shape) for i, shape in enumerate(SHAPES)]
     for param in params:

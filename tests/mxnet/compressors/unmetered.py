@@ -15,14 +15,9 @@ SCALE = 1 / 3
 
 
 class Node:
-    """A message's codecs on a device.
+    """The codecs of a `test_message_codec.Message` on a device.
 
-    Parameters
-    ----------
-    message : tests.mxnet.compressors.test_message_codec.Message
-    context : mx.Context
-    **more
-        Codec options that compression_params do not have.
+    `more` are codec options that compression_params do not have.
     """
 
     def __init__(self, message: Any, context: mx.Context, **more: Any) -> None:

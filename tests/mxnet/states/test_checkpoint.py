@@ -200,10 +200,9 @@ def test_training_goes_on_with_other_chunks(whole, name):
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
+@pytest.mark.parametrize("whole", [on_servers, on_machines], indirect=True)
 def test_training_goes_on_with_fewer_servers(whole, name):
     start, folder, results = whole
-    if start not in (on_servers, on_machines):
-        pytest.skip("this engine has no servers")
     job = job_of(folder, name, begin=MIDDLE)
     for ours, expected in zip(start(checkpointed, job, servers=1), results[name]):
         assert_equal(ours, expected)

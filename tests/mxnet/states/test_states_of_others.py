@@ -43,20 +43,6 @@ def assert_refused(files, message, trainer=None):
     assert contents(trainer) == before
 
 
-def test_the_sum_of_residuals_and_of_momenta_is_kept(three, tmp_path):
-    _, trainer = trained()
-    trainer.load_states([three[2], three[0], three[1]], strict=False)
-    trainer.save_states(str(tmp_path / "again"))
-    again, before = arrays_of(tmp_path / "again"), [arrays_of(file) for file in three]
-    for place in [Place(0, "worker", "residual"), Place(1, "worker", "momentum")]:
-        total = sum(arrays[place].astype(np.float64) for arrays in before)
-        np.testing.assert_array_equal(again[place], total.astype(np.float32))
-        assert np.any(total)
-    place = Place(0, "aggregator", "residual")
-    np.testing.assert_array_equal(again[place], before[0][place])
-    assert trainer._averaging.steps == 9
-
-
 def test_residuals_of_the_workers_of_a_node_count_once(three, tmp_path):
     residual = Place(0, "worker", "residual")
     for file in three:
@@ -137,18 +123,6 @@ def test_what_is_wrong_with_one_of_many_is_still_wrong(three):
     with open(three[1], "r+b") as file:
         file.truncate(200)
     assert_refused(three, f"'{three[1]}' is damaged")
-
-
-def test_a_worker_draws_where_no_other_has_drawn(tmp_path):
-    files = [str(tmp_path / str(rank)) for rank in range(3)]
-    for rank, file in enumerate(files):
-        trained(DITHERING)[1].save_states(file)
-        as_of_three(file, rank)
-    _, trainer = trained(DITHERING, steps=1)
-    trainer.load_states(files, strict=False)
-    trainer.save_states(str(tmp_path / "again"))
-    place = Place(0, "worker", "stream")
-    np.testing.assert_array_equal(arrays_of(tmp_path / "again")[place], arrays_of(files[0])[place])
 
 
 def test_parameters_may_be_new_or_gone(tmp_path, logged):

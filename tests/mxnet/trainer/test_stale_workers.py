@@ -11,8 +11,8 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc.compression import parse
-from gluon_gc.mxnet import tensor_states
 from gluon_gc.mxnet.byteps.runtime import default_exchange
+from gluon_gc.mxnet.state import tensor_states
 from tests import dgc_replay, replay
 from tests.mxnet.cluster.jobs import backward, gradients_of, parameters, row
 from tests.mxnet.cluster.standing import on_workers, run, run_horovod, run_machine

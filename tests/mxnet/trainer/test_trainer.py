@@ -256,32 +256,6 @@ def test_parameters_without_gradient_are_left_out_and_may_be_frozen_and_thawed()
     np.testing.assert_array_equal(params[0].data().asnumpy(), before)
 
 
-def test_a_stale_gradient_is_reported_as_by_gluon():
-    params, trainer = make([(4,)], {"learning_rate": 1.0})
-    backward(params, gradients(0, [(4,)]))
-    trainer.step(1)
-    with pytest.raises(UserWarning, match="has not been updated by backward"):
-        trainer.step(1)
-
-
-@pytest.mark.parametrize("compression", [ONEBIT, {**NESTEROV, "ef": "corrected"}])
-def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, compression):
-    shapes, optimizer_params = [(40, 3), (7,)], {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
-    params, trainer = make(shapes, optimizer_params, compression)
-    train(params, trainer, shapes, 3)
-    trainer.save_states(str(tmp_path / "states"))
-    saved = [param.data().asnumpy() for param in params]
-    trainer.set_learning_rate(0.05)
-    expected = train(params, trainer, shapes, 3)
-    resumed, trainer = make(shapes, optimizer_params, compression)
-    for param, weight in zip(resumed, saved):
-        param.set_data(mx.nd.array(weight))
-    trainer.load_states(str(tmp_path / "states"))
-    trainer.set_learning_rate(0.05)
-    for a, b in zip(train(resumed, trainer, shapes, 3), expected):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_a_parameters_own_compression_params_win():
     params = [Parameter(f"p{i}", shape=(320,)) for i in range(3)]
     for param in params:

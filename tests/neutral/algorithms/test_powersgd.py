@@ -8,7 +8,7 @@ from gluon_gc.algorithms import powersgd as module
 from gluon_gc.algorithms.driver import Driver
 from tests.algorithm_replay import PowerSGDReplay
 from tests.neutral.algorithms import test_algorithms
-from tests.neutral.algorithms.test_algorithms import Worker, trained
+from tests.neutral.algorithms.test_algorithms import NumPy, Worker, trained
 
 SHAPES = {
     "conv": (16, 8, 3, 3),

@@ -74,8 +74,6 @@ class Run(NamedTuple):
     def bounded_steps(self) -> Iterator[tuple[Vectors, float, np.ndarray]]:
         """Yield the same with a bound on each element's difference, if the state before was equal.
 
-        Notes
-        -----
         BytePS was compiled with fused multiply-adds; our kernels round twice. If the terms of a sum
         cancel, this is many ulp of the sum. So the bound is in ulp of the largest term.
         """

@@ -12,16 +12,8 @@ from gluon_gc import kernels
 class Replay:
     """A codec in NumPy; the kernels must give the same bits. Each step takes a float array g.
 
-    The test file of a compressor derives a class from it that encodes p.
-
-    Parameters
-    ----------
-    options : mapping
-        Options of `kernels.Codec`.
-    n : int
-    dtype : float32 or float64
-    start : tuple of two int
-        The first state of the random stream.
+    The test file of a compressor derives a class from it that encodes p. The options are those of
+    `kernels.Codec`, and `start` is the first state of the random stream.
     """
 
     def __init__(

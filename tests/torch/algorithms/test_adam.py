@@ -32,15 +32,12 @@ from tests.torch.common import (
     flat,
     logged,
     loss_of,
-    other_parameters_are_told,
     raised,
-    step_with_closures,
 )
 from tests.torch.test_workers import link_of
 from tests.torch.workers import on_workers, run
 
 FREEZE = {"name": "onebit_adam", "freeze_step": 5}
-NEVER = {"name": "onebit_adam", "freeze_step": 1000}
 ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
 
 
@@ -189,20 +186,6 @@ def test_zero_one_adam_is_its_replay_bit_for_bit():
 
 
 @on_workers(1, 2)
-def test_never_frozen_it_is_adam():
-    always = {"name": "zero_one_adam", "var_freeze_step": 1000, "var_update_scaler": 1000}
-    for kind, other in itertools.product((ADAM, ADAMW), (NEVER, always)):
-        weights = []
-        for algorithm in (None, other):
-            net = Net()
-            optimizer = distributed(net, algorithm, optimizer=kind)
-            weights.append(train(net, optimizer, range(8)))
-            optimizer.compression_state.close()
-        assert torch.allclose(*weights, atol=1e-6)
-        assert not torch.equal(weights[0], flat(Net()))
-
-
-@on_workers(1, 2)
 def test_frozen_it_trains_and_workers_stay_equal():
     net = Net()
     first = float(loss_of(net, 0))
@@ -222,50 +205,6 @@ def test_frozen_it_trains_and_workers_stay_equal():
 
 
 # Loops
-
-
-@on_workers(1, 2)
-def test_loops_of_every_kind_make_the_same_steps():
-    net = Net()
-    optimizer = distributed(net, params=ONEBIT)
-    expected = train(net, optimizer, range(9))
-    optimizer.compression_state.close()
-    for loop in (with_closures, with_a_scaler, with_a_scheduler):
-        net = Net()
-        optimizer = distributed(net, params=ONEBIT)
-        loop(net, optimizer)
-        assert torch.equal(flat(net), expected), loop
-        assert optimizer.compression_state.steps == 9
-        optimizer.compression_state.close()
-
-
-def with_closures(net, optimizer):
-    step_with_closures(net, optimizer, range(9))
-
-
-def with_a_scaler(net, optimizer):
-    """The loop unscales the gradients in every other step."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    for step in range(9):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(net, step)).backward()
-        if step % 2:
-            scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def with_a_scheduler(net, optimizer):
-    """The hooks of a step run in each step, after the parameters have changed."""
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    before, seen = flat(net), []
-    optimizer.register_step_post_hook(lambda *_: seen.append(flat(net)))
-    for step in range(9):
-        train(net, optimizer, [step])
-        scheduler.step()
-        assert len(seen) == step + 1 and torch.equal(seen[-1], flat(net))
-        assert not torch.equal(seen[-1], before) and net.first.weight.grad is not None
-        before = seen[-1]
 
 
 @on_workers(1, 2)
@@ -398,26 +337,6 @@ def test_what_is_resumed_goes_on_bit_for_bit():
         optimizer.compression_state.close()
 
 
-@on_workers(1, 2)
-def test_a_parameter_that_a_checkpoint_lacks_is_named():
-    """Its variance is zero, and stays so after the freeze."""
-    net = Net()
-    optimizer = distributed(net, params=ONEBIT)
-    train(net, optimizer, range(7))
-    box = loaded(saved(optimizer.compression_state))
-    optimizer.compression_state.close()
-    box["optimizer"]["state"].pop(0)
-    other = distributed(net, params=ONEBIT)
-    other.compression_state.load_state_dict(box)
-    before = net.first.weight.detach().clone()
-    with logged() as lines:
-        assert train(net, other, range(7, 12)).isfinite().all()
-    (line,) = lines
-    assert "algorithm onebit_adam does not train first.weight: Adam's variance is zero" in line
-    assert torch.equal(net.first.weight, before)
-    other.compression_state.close()
-
-
 # Memory
 
 
@@ -523,20 +442,6 @@ def test_settings_that_a_loaded_state_brings_are_refused_by_name():
             optimizer.compression_state.close()
 
 
-@on_workers(1, 2)
-def test_what_is_not_finite_in_a_round_is_named_by_all():
-    for step, kind in ((1, "gradient"), (6, "momentum")):
-        net = Net()
-        optimizer = distributed(net, params=ONEBIT)
-        train(net, optimizer, range(step))
-        loss_of(net, step).backward()
-        if dist.get_rank() == 0:
-            net.second.weight.grad[3, 4] = math.nan
-        said = f"the {kind} of parameter second.weight has a NaN or an infinity in step {step + 1}"
-        raised(RuntimeError, said, optimizer.step)
-        optimizer.compression_state.close()
-
-
 @on_workers(2)
 def test_workers_that_skip_and_raise_are_told():
     net = Net()
@@ -544,11 +449,6 @@ def test_workers_that_skip_and_raise_are_told():
     said = 'worker 1 has on_nonfinite "skip", but worker 0 has "raise"'
     raised(RuntimeError, said, lambda: train(net, optimizer, [0]))
     optimizer.compression_state.close()
-
-
-@on_workers(2)
-def test_workers_that_begin_with_other_parameters_are_told():
-    other_parameters_are_told(distributed)
 
 
 @on_workers(1, 2)

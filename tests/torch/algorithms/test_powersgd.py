@@ -257,26 +257,6 @@ def with_a_scaler(net, optimizer):
         assert torch.equal(flat(net), before) == bad
 
 
-@on_workers(1, 2)
-def test_what_is_resumed_goes_on_bit_for_bit():
-    """The checkpoint is from before the first step, from the whole gradients, or from later."""
-    net = Net()
-    optimizer = distributed(net, start=2)
-    boxes = {}
-    for step in range(STEPS):
-        if step in (0, 1, 2, 3, 6):
-            boxes[step] = saved(optimizer.compression_state)
-        train(net, optimizer, [step])
-    for begin, box in boxes.items():
-        resumed = Net()
-        torch.nn.init.zeros_(resumed.last.weight)
-        other = distributed(resumed, start=2)
-        other.compression_state.load_state_dict(loaded(box))
-        assert torch.equal(train(resumed, other, range(begin, STEPS)), flat(net)), begin
-        other.compression_state.close()
-    optimizer.compression_state.close()
-
-
 def two_workers_save(folder):
     net = Net()
     optimizer = distributed(net)
@@ -369,23 +349,6 @@ def test_what_cannot_work_is_refused_by_name():
     raised(ValueError, "algorithm['rank'] must be a whole number > 0", lambda: distributed(net, 0))
     said = "algorithm powersgd needs an optimizer that steps without a closure, got LBFGS"
     raised(ValueError, said, lambda: distributed(net, inner=torch.optim.LBFGS(net.parameters())))
-
-
-@on_workers(1, 2)
-def test_what_is_not_finite_is_named_by_all():
-    for start, kind in ((0, "left_factor"), (9, "gradient")):
-        net = Net()
-        optimizer = distributed(net, start=start)
-        train(net, optimizer, [0])
-        loss_of(net, 1).backward()
-        if dist.get_rank() == 0:
-            net.second.weight.grad[3, 4] = math.nan
-        said = f"the {kind} of parameter second.weight has a NaN or an infinity in step 2"
-        raised(RuntimeError, said, optimizer.step)
-        state = optimizer.compression_state.state_dict()
-        assert not any(residual(state, name).any() for name in state["state"]["total"])
-        assert_alike(train(net, optimizer, range(2, 5)))
-        optimizer.compression_state.close()
 
 
 @on_workers(2)

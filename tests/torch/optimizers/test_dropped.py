@@ -13,7 +13,6 @@ from tests.torch.common import (
     ONEBIT,
     TOPK,
     Net,
-    data,
     distributed,
     flat,
     full,
@@ -255,62 +254,6 @@ def test_averages_that_backward_adds_to_are_one_step():
             if make is hooked:
                 assert state.steps == 40
             getattr(state, "close", lambda: None)()
-
-
-class TwoHeads(torch.nn.Module):
-    """A head for each of two losses."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk = torch.nn.Linear(20, 30)
-        self.heads = torch.nn.ModuleList(torch.nn.Linear(30, 5) for _ in range(2))
-
-    def forward(self, x, head):
-        return self.heads[head](self.trunk(x).relu())
-
-
-@on_workers(2)
-def test_losses_of_several_heads_have_a_backward_each():
-    """Pass 1 uses other layers than pass 2, also on one of the workers only."""
-    rank, blockwise = dist.get_rank(), {"compressor": "blockwise", "bits": 2, "ef": "vanilla"}
-    for heads in ((0, 1), (rank, 1 - rank), (rank, 0)):
-        for view in (False, True):
-            exact = heads_averaged(None, heads, 1, view)
-            lossless = heads_averaged({}, heads, 1, view)
-            for name, gradient in exact.items():
-                assert torch.allclose(lossless[name], gradient, atol=1e-6), (heads, view, name)
-            with logged() as lines:
-                few, many = (heads_averaged(blockwise, heads, count, view) for count in (6, 36))
-            assert not lines, lines
-            for name, gradient in exact.items():
-                before, after = (float((g[name] - gradient).norm()) for g in (few, many))
-                assert after < 0.75 * before or after < 1e-6, (heads, view, name, before, after)
-
-
-def heads_averaged(params, heads, count, view):
-    """Return the mean of `count` steps' gradients, with a learning rate of 0."""
-    net = TwoHeads()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    options = {"find_unused_parameters": True, "gradient_as_bucket_view": view}
-    ddp = DistributedDataParallel(net, bucket_cap_mb=0.001, **options)
-    state = None
-    if params is not None:
-        state = bps.CompressionState(net.named_parameters(), params, optimizer)
-        ddp.register_comm_hook(state, bps.compression_hook)
-    total = {name: torch.zeros_like(parameter) for name, parameter in net.named_parameters()}
-    for _ in range(count):
-        optimizer.zero_grad()
-        for number, head in enumerate(heads):
-            x, y = data(number)
-            torch.nn.functional.cross_entropy(ddp(x, head), y).backward()
-        for name, parameter in net.named_parameters():
-            if parameter.grad is not None:
-                total[name] += parameter.grad
-        optimizer.step()
-    if state is not None:
-        state.close()
-    return {name: gradients / count for name, gradients in total.items()}
 
 
 @on_workers(2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "benchmark"
+SCRIPTS = Path(__file__).resolve().parents[3] / "benchmark"
 
 
 @pytest.mark.parametrize("script", ["queueing", "tiny"])
