@@ -8,7 +8,6 @@ import pytest
 from gluon_gc import state as checkpoint
 from gluon_gc.mxnet.algorithms.algorithm import MXNet
 from gluon_gc.state import Key as Place
-from tests.algorithm_replay import PowerSGDReplay
 from tests.mxnet.cluster.jobs import backward, gradients, make
 from tests.mxnet.states.test_states import write
 
