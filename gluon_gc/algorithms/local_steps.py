@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
 
-from .. import plan
+from ..exchange import plan
 from ..options import Option, first_match, real, require_matches, switch, whole
 from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, State, Step, register
 

@@ -11,7 +11,8 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from .. import kernels, plan
+from .. import kernels
+from ..exchange import plan
 from ..options import whole
 from .base import Algorithm, Array, Arrays, Framework, Round, Rounds, Shapes, State, Step, register
 

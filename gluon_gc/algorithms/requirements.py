@@ -7,8 +7,8 @@ from typing import Any, Iterable, Mapping, Sequence, Tuple
 import numpy as np
 import xxhash
 
-from ..agreement import Facts
 from ..compression.known_keys import AUTO
+from ..exchange.agreement import Facts
 from ..log import logger
 from ..options import listed
 from .base import Algorithm, registry

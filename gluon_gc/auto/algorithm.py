@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Dict, Hashable, Mapping, NamedTuple, Optional,
 
 from ..algorithms import Algorithm
 from ..compression import CompressionParams
-from ..plan import Tensor
+from ..exchange.plan import Tensor
 from .choice import Topology
 from .selection import Measure, is_saved_as
 

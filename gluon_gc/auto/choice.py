@@ -21,10 +21,10 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from .. import plan
 from ..compression import CompressionParams, candidates
 from ..compression.auto import PLAIN
-from ..plan import Tensor
+from ..exchange import plan
+from ..exchange.plan import Tensor
 from .speed import Speed
 
 _MUST_GAIN = 0.05  # share of a tensor's time that a less accurate candidate must save

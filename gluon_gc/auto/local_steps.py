@@ -17,8 +17,8 @@ import numpy as np
 from .. import env
 from ..compression import CompressionParams, candidates
 from ..compression.auto import PLAIN
+from ..exchange.plan import Tensor
 from ..log import logger
-from ..plan import Tensor
 from .algorithm import AutomaticAlgorithm, Decision
 from .choice import Measured, Topology, seconds_of
 from .selection import Measure, compressors_of, own_candidates

@@ -9,8 +9,8 @@ from typing import Dict, Optional, Sequence, Tuple
 from .. import env
 from ..compression import CompressionParams, candidates
 from ..compression.auto import FP16, PLAIN
+from ..exchange.plan import Tensor
 from ..log import logger
-from ..plan import Tensor
 from . import speed
 from .algorithm import AutomaticAlgorithm, Decision
 from .choice import Measured, Topology, fastest, gains_enough, seconds_of

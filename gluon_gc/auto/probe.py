@@ -10,9 +10,10 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from .. import env, plan
+from .. import env
 from ..compression import CompressionParams, parse
-from ..plan import Tensor
+from ..exchange import plan
+from ..exchange.plan import Tensor
 from . import speed
 from .choice import Link, Load, Topology, Way
 from .speed import Speed

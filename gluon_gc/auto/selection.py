@@ -8,8 +8,8 @@ from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optio
 from .. import env
 from ..compression import CompressionParams, candidates
 from ..compression.auto import PLAIN
+from ..exchange.plan import Tensor
 from ..log import logger
-from ..plan import Tensor
 from .choice import Choice, Measured, Topology, choose
 
 _NAMES_SHOWN = 3

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Iterator, Sequence, Tuple
 
-from ..plan import Slice
 from . import header
 from .arrays import Arrays
 from .chunk import PLAIN, ExchangedChunk
 from .header import Stamp
 from .job import Task
 from .meter import Meter, shares_of
+from .plan import Slice
 from .transfer import Link, Section, Stages
 
 LARGE_BYTES = 512 * 1024  # of a chunk; for smaller ones, the latency of a ring would dominate

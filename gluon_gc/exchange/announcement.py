@@ -6,8 +6,8 @@ from typing import Callable, Iterable, Tuple
 
 import numpy as np
 
-from ..agreement import Facts
 from . import header
+from .agreement import Facts
 from .header import OutOfStepError, Stamp
 from .job import Task
 from .meter import Meter

@@ -18,7 +18,7 @@ import numpy as np
 from .. import kernels
 from ..compression import CompressionParams
 from ..compression.base import Compressor
-from ..plan import Slice
+from .plan import Slice
 
 if TYPE_CHECKING:
     from ..compression import stream

@@ -8,9 +8,9 @@ from typing import Any, Optional, Tuple
 import numpy as np
 
 from ..compression import CompressionParams
-from ..plan import Chunk
 from .coder import Coder
 from .collectives import WireSize
+from .plan import Chunk
 
 PLAIN, SUMMED, TWO_WAY, GATHERED = "plain", "summed", "two_way", "gathered"
 

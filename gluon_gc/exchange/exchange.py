@@ -21,11 +21,9 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 
 import numpy as np
 
-from .. import env, plan
-from ..agreement import Facts, Message, compare, reach
-from ..plan import Chunk
-from ..random_streams import StreamStarts
-from . import header
+from .. import env
+from . import header, plan
+from .agreement import Facts, Message, compare, reach
 from .allreduce import LARGE_BYTES, sums_in_place
 from .announcement import Announcement
 from .arrays import Arrays
@@ -35,6 +33,8 @@ from .header import SAME, OutOfStepError, Stamp
 from .job import Done, Job, Request, Result, Task
 from .machines import Machines
 from .pipeline import Pipeline
+from .plan import Chunk
+from .random_streams import StreamStarts
 from .transfer import STAGES, Stages
 from .transfers import Transfers, abandon
 from .transport import Members

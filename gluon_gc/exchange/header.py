@@ -19,9 +19,9 @@ from typing import Collection, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from ..plan import Slice
 from . import weight_samples
 from .collectives import WireSize
+from .plan import Slice
 
 VERSION = 2
 _HEAD_BYTES = 32

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optional, Set
 
 from .. import kernels
-from ..agreement import Facts
 from . import header
+from .agreement import Facts
 from .arrays import Values
 from .coder import Coder
 from .header import SAME, Stamp

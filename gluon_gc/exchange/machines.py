@@ -15,7 +15,6 @@ from typing import ContextManager, Dict, Iterator, Sequence, Tuple
 
 import numpy as np
 
-from ..plan import Slice
 from . import header
 from .arrays import Array, Arrays
 from .chunk import ExchangedChunk
@@ -23,6 +22,7 @@ from .collectives import WireSize
 from .header import Stamp
 from .job import Job, Task
 from .meter import Meter, shares_of
+from .plan import Slice
 from .transfer import Found, Link, Section, Stages, Transfer, with_headers
 from .transport import Members
 

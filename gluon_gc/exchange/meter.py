@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
-from .. import stats
+from . import stats
 from .chunk import ExchangedChunk
 
 

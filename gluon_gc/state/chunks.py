@@ -26,7 +26,7 @@ from typing import (
 import numpy as np
 
 from .. import kernels
-from ..plan import Slice
+from ..exchange.plan import Slice
 from .file import STREAM, Arrays, Key, Layout
 
 Item = TypeVar("Item")

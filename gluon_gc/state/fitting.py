@@ -33,7 +33,7 @@ _OF_PAYLOADS = ("fixed_width",)  # options that affect neither residual nor mome
 Header = Mapping[str, Any]
 Prepared = TypeVar("Prepared")
 Facts = Sequence[Tuple[str, Mapping[str, Any]]]
-"""The type of `gluon_gc.agreement.Facts`."""
+"""The type of `gluon_gc.exchange.agreement.Facts`."""
 
 
 def as_read(header: Header) -> Dict[str, Any]:

@@ -17,7 +17,7 @@ from ..auto.choice import Measured, Topology
 from ..compression import CompressionParams
 from ..exchange.exchange import DeclaredTensor, Exchange
 from ..exchange.job import Request
-from ..plan import Tensor
+from ..exchange.plan import Tensor
 from .transport import gpu, new_exchange
 from .transport.staging import Staged, resolving, wire_of
 

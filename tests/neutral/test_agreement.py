@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gluon_gc import agreement
+from gluon_gc.exchange import agreement
 
 MESSAGE_BYTES = 60_000  # about the limit of a message to MXNet's servers
 

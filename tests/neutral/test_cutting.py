@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gluon_gc import kernels
-from gluon_gc.plan import Slice
+from gluon_gc.exchange.plan import Slice
 from gluon_gc.state import Key as Place
 from gluon_gc.state.chunks import Saved, Spans, by_tensor, part
 

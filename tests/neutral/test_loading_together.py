@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from gluon_gc import agreement
+from gluon_gc.exchange import agreement
 from gluon_gc.state import States, fitting
 from gluon_gc.state.fitting import if_all_can
 

@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc.compression import CompressionParams, registry
-from gluon_gc.log import warn_once
-from gluon_gc.plan import (
+from gluon_gc.exchange.plan import (
     Tensor,
     cut,
     facts,
     spread,
     warn_if_uncompressed,
 )
+from gluon_gc.log import warn_once
 
 ONEBIT = CompressionParams(registry["onebit"](scaling=True))
 PLAIN = CompressionParams()

@@ -24,8 +24,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
-from ... import env, plan
-from ...agreement import Facts
+from ... import env
 from ...algorithms import Algorithm, Round, parse
 from ...algorithms.driver import Driver, is_arriving, is_declared, undeclared
 from ...algorithms.requirements import (
@@ -35,8 +34,10 @@ from ...algorithms.requirements import (
 )
 from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic
+from ...exchange import plan
+from ...exchange.agreement import Facts
+from ...exchange.plan import Tensor
 from ...options import require_different
-from ...plan import Tensor
 from ...state import LOCAL, OF_ALL, Arrays, Key
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import Job, copy_first, legacy, params_for, sum_over_contexts

@@ -11,10 +11,10 @@ import numpy as np
 from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
-from ... import integers
-from ...agreement import Facts
 from ...compression import CompressionParams, byteps, warn_of_ignored
-from ...plan import Tensor, require_on_nonfinite
+from ...exchange import integers
+from ...exchange.agreement import Facts
+from ...exchange.plan import Tensor, require_on_nonfinite
 from ..exchange.channels import check_fits
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy, params_for

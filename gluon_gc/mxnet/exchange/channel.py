@@ -16,7 +16,7 @@ from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 
 from ... import kernels
-from ...plan import Chunk, Slice, Tensor
+from ...exchange.plan import Chunk, Slice, Tensor
 from ..engine import operators
 from ..engine.operators import KEPT_SPANS, METER, Offsets
 from .codec import MessageCodec, Part

@@ -21,8 +21,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ... import plan
-from ...plan import Chunk, Tensor
+from ...exchange import plan
+from ...exchange.plan import Chunk, Tensor
 from .channel import Channel
 from .gradient import Gradient, Gradients
 from .sparse import SparseChannel

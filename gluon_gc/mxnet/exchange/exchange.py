@@ -24,12 +24,13 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import agreement, env, plan
-from ...agreement import Facts, Message
+from ... import env
 from ...auto.choice import Topology
 from ...compression import CompressionParams, stream
-from ...plan import Chunk, Tensor
-from ...random_streams import StreamStarts
+from ...exchange import agreement, plan
+from ...exchange.agreement import Facts, Message
+from ...exchange.plan import Chunk, Tensor
+from ...exchange.random_streams import StreamStarts
 from ...state import Key
 from .channel import AnyCodec, Channel
 from .channels import AnyChannel, Channels, GpuShares, in_messages

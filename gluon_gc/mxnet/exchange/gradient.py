@@ -10,7 +10,7 @@ from mxnet.ndarray import NDArray
 
 from ... import kernels
 from ...compression import CompressionParams
-from ...plan import Slice
+from ...exchange.plan import Slice
 
 
 def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:

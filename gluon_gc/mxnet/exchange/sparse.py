@@ -10,7 +10,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import kernels
-from ...plan import Tensor
+from ...exchange.plan import Tensor
 from ..engine import operators
 from ..engine.operators import MessageRows
 from .channel import Metered

@@ -8,7 +8,7 @@ from typing import Any, Dict, Hashable, Iterator, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from ... import kernels
-from ...plan import Slice
+from ...exchange.plan import Slice
 from ...state import STREAM, Key
 from ...state.chunks import by_tensor, part
 from ..exchange.exchange import States

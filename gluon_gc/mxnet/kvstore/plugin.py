@@ -12,7 +12,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from ...compression import CompressionParams, parse, warn_of_ignored
-from ...plan import Tensor
+from ...exchange.plan import Tensor
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import Job, legacy, params_for
 from .horovod.backend import Horovod

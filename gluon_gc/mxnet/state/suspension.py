@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from ...compression import CompressionParams
-from ...plan import Tensor
+from ...exchange.plan import Tensor
 from ...state import STREAM, Arrays
 from ...state.division import Share, aggregators, arrays_of_worker
 from ..exchange.exchange import Exchange

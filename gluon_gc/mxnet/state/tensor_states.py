@@ -11,7 +11,7 @@ from typing import Collection, Dict, Iterator, List, Tuple
 import numpy as np
 
 from ... import kernels
-from ...plan import Slice
+from ...exchange.plan import Slice
 from ...state import Arrays, Key, Layout, chunks
 from ..exchange.channel import Channel
 from ..exchange.exchange import Exchange, States

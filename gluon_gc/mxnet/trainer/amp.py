@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ...agreement import Facts
+from ...exchange.agreement import Facts
 from ..exchange.gradient import legacy
 
 

@@ -17,7 +17,7 @@ from ...auto import probe, selection
 from ...auto.algorithm import AutomaticAlgorithm, Decision
 from ...auto.choice import Link, Measured, Topology
 from ...compression import CompressionParams, candidates
-from ...plan import Tensor
+from ...exchange.plan import Tensor
 from ..exchange.exchange import Exchange
 
 

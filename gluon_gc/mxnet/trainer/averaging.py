@@ -25,9 +25,9 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from ...agreement import Facts
-from ...learning_rates import LearningRates
-from ...plan import Tensor
+from ...exchange.agreement import Facts
+from ...exchange.learning_rates import LearningRates
+from ...exchange.plan import Tensor
 from ...state import Arrays, Key
 from ..exchange.exchange import Exchange
 from . import optimizer_facts

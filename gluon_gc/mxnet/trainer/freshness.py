@@ -15,7 +15,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ...agreement import Facts
+from ...exchange.agreement import Facts
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy
 

@@ -11,10 +11,10 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from ... import env
-from ...agreement import Facts
 from ...auto.selection import saved_choices
+from ...exchange.agreement import Facts
+from ...exchange.plan import applies_momentum, travels_compressed
 from ...log import logger
-from ...plan import applies_momentum, travels_compressed
 from ...state import OF_ALL, Arrays, Key
 from ..engine.operators import clip_factor
 from ..exchange.exchange import Exchange

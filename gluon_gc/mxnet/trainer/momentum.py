@@ -19,7 +19,7 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import NAG, SGD, Optimizer
 
 from ...compression.momentum import require_linear
-from ...plan import working_dtype
+from ...exchange.plan import working_dtype
 from ..exchange.gradient import legacy
 
 LINEAR = (SGD, NAG)

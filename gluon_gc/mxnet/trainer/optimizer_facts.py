@@ -12,7 +12,7 @@ from mxnet.gluon import Parameter
 from mxnet.lr_scheduler import LRScheduler
 from mxnet.optimizer import Optimizer
 
-from ...agreement import Facts
+from ...exchange.agreement import Facts
 
 _NOT_COMPARED = {
     "learning_rate",

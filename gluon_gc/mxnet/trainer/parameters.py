@@ -14,7 +14,7 @@ from ...algorithms import Algorithm
 from ...algorithms.requirements import require_fitting_compression
 from ...compression import CompressionParams, byteps
 from ...compression.momentum import has_nesterov
-from ...plan import Tensor, params_for_dimensions
+from ...exchange.plan import Tensor, params_for_dimensions
 from ..exchange.gradient import copy_first, legacy, params_for
 from .momentum import Momentum, require_outside
 

@@ -6,9 +6,9 @@ from typing import Any, Collection, Dict, Hashable, Iterable, Iterator, List, Ma
 
 from mxnet.gluon import Trainer
 
-from ... import stats
 from ...compression import CompressionParams
-from ...plan import Tensor
+from ...exchange import stats
+from ...exchange.plan import Tensor
 from ..engine.operators import KEPT_SPANS
 from ..exchange.channel import Channel, Metered
 from ..exchange.exchange import Exchange

@@ -15,9 +15,9 @@ from mxnet.optimizer import Optimizer, Updater
 from ... import env
 from ...algorithms import gives
 from ...compression import parse, warn_of_ignored, warn_of_plain_adam
+from ...exchange.plan import require_on_nonfinite
 from ...log import logger
 from ...options import checked_epoch
-from ...plan import require_on_nonfinite
 from ..algorithms.adam import require_adam
 from ..algorithms.algorithm import AlgorithmAveraging, checked
 from ..byteps import runtime

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from ...agreement import Facts
 from ...algorithms.base import Arrays, Round, Shapes
 from ...algorithms.driver import is_declared, undeclared
 from ...compression import CompressionParams
+from ...exchange.agreement import Facts
 from ...exchange.exchange import DeclaredTensor, Lane
 from ...exchange.job import Announced, Request, Result
-from ...plan import Tensor
+from ...exchange.plan import Tensor
 from ..transport import gpu, new_exchange, staging
 from ..transport.staging import declared, future_on, resolving
 

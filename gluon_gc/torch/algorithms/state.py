@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from ...agreement import Facts
 from ...algorithms import Algorithm
 from ...algorithms.driver import Driver
 from ...algorithms.requirements import first_values, require_fitting_compression, require_floats
@@ -16,6 +15,7 @@ from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic as automatic_of
 from ...compression import CompressionParams
 from ...exchange import meter
+from ...exchange.agreement import Facts
 from ...log import logger
 from ...options import checked_epoch
 from .. import automatic, closing

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from ... import integers
 from ...compression import CompressionParams, byteps
+from ...exchange import integers
 from ...exchange.job import Request
 from ...exchange.pipeline import Pipeline
-from ...plan import Tensor
+from ...exchange.plan import Tensor
 from ..compression import Compression
 from ..transport import gathering, gpu, groups, new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse

@@ -15,7 +15,7 @@ from ...exchange.chunk import ExchangedChunk
 from ...exchange.exchange import Exchange
 from ...exchange.header import Stamp
 from ...exchange.job import Request, Result
-from ...plan import Chunk
+from ...exchange.plan import Chunk
 from ...state import fitting
 from ..gradients.scaler import ScaleWatch
 from ..gradients.undo import Undo, is_nonzero

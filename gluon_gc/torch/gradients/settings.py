@@ -9,11 +9,11 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 import torch
 from torch.optim import Optimizer
 
-from ...agreement import Facts
 from ...compression import CompressionParams, parse, warn_of_ignored, warn_of_plain_adam
 from ...compression.momentum import has_nesterov
+from ...exchange.agreement import Facts
+from ...exchange.plan import params_for_dimensions
 from ...options import first_match, is_whole, require_matches
-from ...plan import params_for_dimensions
 from ..transport import gpu
 from .optimizer_hooks import param_groups
 

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 from ...exchange import meter
 from ...exchange.exchange import Exchange, Lane
+from ...exchange.plan import require_on_nonfinite
 from ...options import checked_epoch
-from ...plan import require_on_nonfinite
 from ..state import gradients as saving
 from ..transport.staging import sizes_of
 from .checks import HookCheck, add_state, require_single
@@ -345,7 +345,8 @@ class CompressionState:
 
         The result is a dict of "tensors" (by name) and "total". Each has raw_bytes, ratio
         (raw_bytes / pushed_bytes), bits_per_element, and the measurements in
-        `gluon_gc.stats.FIELDS`. With `reset`, the next call averages over later steps only.
+        `gluon_gc.exchange.statistics.FIELDS`. With `reset`, the next call averages over later steps
+        only.
         """
         return meter.of_step(self.exchange.transfers, sizes_of(self.parameters), reset)
 

@@ -24,9 +24,9 @@ from ...compression import CompressionParams, candidates
 from ...exchange import header
 from ...exchange.exchange import DeclaredTensor
 from ...exchange.job import Request, Result
-from ...learning_rates import LearningRates
+from ...exchange.learning_rates import LearningRates
+from ...exchange.plan import applies_momentum, travels_compressed
 from ...log import logger
-from ...plan import applies_momentum, travels_compressed
 from .. import automatic, closing
 from ..transport import new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 import torch
 
-from ...agreement import Facts
 from ...algorithms.base import State
 from ...algorithms.driver import is_arriving, undivided
 from ...algorithms.requirements import digest
 from ...auto.algorithm import Decision
+from ...exchange.agreement import Facts
 from ...state import Arrays, States, fitting
 from . import coder_states, state_dicts
 from .state_dicts import FORMAT, NOUN, StateDict

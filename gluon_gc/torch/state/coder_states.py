@@ -26,7 +26,7 @@ import torch
 from ...compression import CompressionParams
 from ...exchange.chunk import ExchangedChunk
 from ...exchange.coder import Coder
-from ...plan import Chunk, Slice
+from ...exchange.plan import Chunk, Slice
 from ...state import STREAM, Arrays, Key, Layout, chunks, division
 
 if TYPE_CHECKING:

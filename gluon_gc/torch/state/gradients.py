@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 import torch
 
-from ...agreement import Facts
 from ...auto import selection
+from ...exchange.agreement import Facts
 from ...exchange.exchange import Lane
 from ...state import OF_ALL, Arrays, States, fitting
 from ..gradients.momentum import Momentum

@@ -9,14 +9,14 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 import torch
 import torch.distributed as dist
 
-from ... import env, plan
-from ...agreement import Facts
+from ... import env
 from ...compression import CompressionParams
-from ...exchange import meter
+from ...exchange import meter, plan
+from ...exchange.agreement import Facts
 from ...exchange.exchange import DeclaredTensor, Exchange
+from ...exchange.stats import Size
 from ...exchange.transfer import Stages
 from ...state import fitting
-from ...stats import Size
 from ..gradients.undo import Undo
 from ..transport import new_exchange
 from ..transport.gathering import gather

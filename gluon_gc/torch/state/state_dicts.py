@@ -19,8 +19,8 @@ from typing import (
 
 import torch
 
-from ...agreement import Facts
 from ...compression import CompressionParams
+from ...exchange.agreement import Facts
 from ...log import logger
 from ...state import Arrays, Layout, States, fitting
 from ..transport.gathering import Gather, agree

@@ -10,8 +10,8 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from ... import agreement
-from ...agreement import Facts
+from ...exchange import agreement
+from ...exchange.agreement import Facts
 from ..watchdog import waiting
 from . import groups
 

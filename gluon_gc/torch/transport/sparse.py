@@ -17,8 +17,8 @@ from ...exchange.exchange import Exchange
 from ...exchange.header import SAME, Stamp
 from ...exchange.job import Done, Task
 from ...exchange.meter import Meter
+from ...exchange.plan import Slice
 from ...exchange.transfer import Link, Stages
-from ...plan import Slice
 from .staging import working_dtype
 
 _COUNTS = WireSize(2 * torch.int64.itemsize)  # the numbers of rows and of sparse dimensions

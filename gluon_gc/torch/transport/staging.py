@@ -10,8 +10,8 @@ from torch.futures import Future
 from ...compression import CompressionParams
 from ...exchange.exchange import DeclaredTensor
 from ...exchange.job import Done, Result
-from ...plan import Slice, Tensor
-from ...stats import Size
+from ...exchange.plan import Slice, Tensor
+from ...exchange.stats import Size
 from . import gpu
 
 

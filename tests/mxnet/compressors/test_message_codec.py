@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, registry
+from gluon_gc.exchange.plan import Tensor, cut, working_dtype
 from gluon_gc.mxnet.engine import operators
 from gluon_gc.mxnet.exchange.channel import Channel
 from gluon_gc.mxnet.exchange.codec import MessageCodec, Part
 from gluon_gc.mxnet.exchange.gradient import Gradient, Job
-from gluon_gc.plan import Tensor, cut, working_dtype
 from tests.neutral.compressors.cases import RATIOS, START, each_compressor, options_of
 
 from .unmetered import Node

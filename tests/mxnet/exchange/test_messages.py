@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc.compression import CompressionParams, registry
+from gluon_gc.exchange.plan import SMALL_BYTES, Tensor, cut, spread
 from gluon_gc.mxnet.exchange.channels import in_messages
 from gluon_gc.mxnet.kvstore.parameter_server.servers import KeyAllocator
-from gluon_gc.plan import SMALL_BYTES, Tensor, cut, spread
 from tests.neutral.test_plan import ONEBIT, tensors
 
 GATHERED = CompressionParams(registry["onebit"](), exchange="gather")

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gluon_gc.exchange.plan import Slice
 from gluon_gc.mxnet.kvstore import archive
 from gluon_gc.mxnet.kvstore.parameter_server import pages
-from gluon_gc.plan import Slice
 from gluon_gc.state import Key as Place
 
 SIZES = st.lists(st.lists(st.integers(0, 40), max_size=3), max_size=5)

@@ -7,15 +7,16 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_gc import kernels, plan
+from gluon_gc import kernels
 from gluon_gc.compression import parse
+from gluon_gc.exchange import plan
+from gluon_gc.exchange.plan import Slice, Tensor
 from gluon_gc.log import logger
 from gluon_gc.mxnet.engine.operators import clip_factor
 from gluon_gc.mxnet.exchange.codec import MessageCodec
 from gluon_gc.mxnet.exchange.gradient import Gradient, Job, sums_of
 from gluon_gc.mxnet.kvstore.local import Local
 from gluon_gc.mxnet.state import tensor_states
-from gluon_gc.plan import Slice, Tensor
 from tests.compressors import COMPRESSORS
 
 DEVICES = (mx.cpu(1), mx.cpu(2))

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluon_gc import plan
 from gluon_gc.auto.choice import Link, Load, Measured, Topology, Way, choose
 from gluon_gc.auto.speed import Speed, measured
 from gluon_gc.compression import candidates, parse
-from gluon_gc.plan import Tensor
+from gluon_gc.exchange import plan
+from gluon_gc.exchange.plan import Tensor
 
 SLOW, FAST = 100e6 / 8, 1e15  # bytes per second
 TOPOLOGY = Topology(machines=4, servers=2)

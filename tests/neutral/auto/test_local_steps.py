@@ -22,7 +22,7 @@ from gluon_gc.auto.local_steps import (
 )
 from gluon_gc.auto.speed import Speed
 from gluon_gc.compression import candidates, parse
-from gluon_gc.plan import Tensor
+from gluon_gc.exchange.plan import Tensor
 
 NAMES = ["none", "fp16", "bytegrad", "onebit", "topk"]
 RATIOS = [1, 0.5, 0.25, 1 / 32, 1 / 50]

@@ -9,7 +9,7 @@ from gluon_gc.auto.algorithms import automatic
 from gluon_gc.auto.choice import Link, Measured, Topology, Way
 from gluon_gc.auto.low_rank import AutomaticPowerSGD
 from gluon_gc.compression import parse
-from gluon_gc.plan import Tensor
+from gluon_gc.exchange.plan import Tensor
 
 AGGRESSIVE = {"compressor": "auto", "accuracy": "aggressive"}
 AUTO, PLAIN, FP16 = parse(AGGRESSIVE), parse(None), parse({"fp16": True})

@@ -24,13 +24,14 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .... import agreement, env, plan
-from ....agreement import Message
+from .... import env
 from ....auto.choice import Topology
 from ....env import Cluster
+from ....exchange import agreement, plan
+from ....exchange.agreement import Message
+from ....exchange.plan import Slice
 from ....launch.leaving import ending
 from ....launch.scheduler.stalls import Progress, StallWatch
-from ....plan import Slice
 from ....state import Key
 from ...exchange.channel import Channel
 from ...exchange.gradient import Gradient, Job

@@ -14,12 +14,13 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .... import agreement, env
-from ....agreement import Message
+from .... import env
+from ....exchange import agreement
+from ....exchange.agreement import Message
+from ....exchange.plan import Chunk
 from ....launch.leaving import ending
 from ....launch.machine import Machine, Neighbours
 from ....launch.scheduler.stalls import Progress, StallWatch
-from ....plan import Chunk
 from ....state import Key
 from ...exchange.channel import Channel
 from ...exchange.gradient import Gradient, Job

@@ -6,10 +6,10 @@ from typing import ClassVar, ContextManager, Dict, Mapping, Optional, Sequence, 
 
 from .... import env
 from ....env import Cluster
+from ....exchange.plan import Chunk
 from ....launch.leaving import ending
 from ....launch.machine import Machine
 from ....launch.scheduler.stalls import Progress
-from ....plan import Chunk
 from ...exchange.channel import Channel
 from ...exchange.exchange import Exchange
 from .shared_memory import SharedMemory, SharedMessage

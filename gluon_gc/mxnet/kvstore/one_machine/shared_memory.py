@@ -16,7 +16,7 @@ from typing import Callable, Iterator, List, Mapping, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .... import plan
+from ....exchange import plan
 from ....launch.machine import Machine
 from ...engine import operators
 from ...engine.memory import as_ndarray

@@ -29,15 +29,16 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .... import env, plan
-from ....agreement import Message
+from .... import env
 from ....auto.choice import Topology
 from ....env import Cluster
+from ....exchange import plan
+from ....exchange.agreement import Message
+from ....exchange.plan import Tensor
 from ....launch.leaving import ending
 from ....launch.scheduler import ps_lite
 from ....launch.scheduler.lifeline import join
 from ....log import logger
-from ....plan import Tensor
 from ...exchange.channel import Channel
 from ...exchange.channels import AnyChannel
 from ...exchange.exchange import States

@@ -12,7 +12,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .... import kernels
-from ....agreement import Message, compare
+from ....exchange.agreement import Message, compare
 from ...engine.operators import MessageRows
 
 _LENGTH_BYTES = 4

@@ -12,7 +12,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .... import env, kernels
-from ....agreement import Message
+from ....exchange.agreement import Message
 from ....launch.scheduler.stalls import Progress
 from ...exchange.gradient import legacy
 from . import control_messages

@@ -11,8 +11,8 @@ import itertools
 import json
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import env
-from .version import __version__
+from .. import env
+from ..version import __version__
 
 _SETTINGS = ("BYTEPS_PARTITION_BYTES", "BYTEPS_MIN_COMPRESS_BYTES")
 _BLOCK = 32  # facts per digest; the facts of one block must fit into one message

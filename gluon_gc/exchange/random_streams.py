@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Callable, Iterable, Optional
 
-from .compression import stream
+from ..compression import stream
 from .plan import Chunk
 
 _ENTROPY_BYTES = 16

@@ -25,10 +25,10 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..compression import CompressionParams
+from ..kernels import frame_words, rows_head_bytes
+from ..log import warn_once
 from .agreement import Facts
-from .compression import CompressionParams
-from .kernels import frame_words, rows_head_bytes
-from .log import warn_once
 
 ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024
