@@ -9,8 +9,8 @@ from .arrays import Arrays
 from .chunk import PLAIN, ExchangedChunk
 from .header import Stamp
 from .job import Task
-from .meter import Meter, shares_of
 from .plan import Slice
+from .statistics import Meter, shares_of
 from .transfer import Link, Section, Stages
 
 LARGE_BYTES = 512 * 1024  # of a chunk; for smaller ones, the latency of a ring would dominate

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -25,17 +25,16 @@ from .. import env
 from . import header, plan
 from .agreement import Facts, Message, compare, reach
 from .allreduce import LARGE_BYTES, sums_in_place
-from .announcement import Announcement
 from .arrays import Arrays
 from .chunk import ExchangedChunk
-from .coder import Coder
+from .coder import Coder, StreamStarts
 from .header import SAME, OutOfStepError, Stamp
 from .job import Done, Job, Request, Result, Task
 from .machines import Machines
 from .pipeline import Pipeline
 from .plan import Chunk
-from .random_streams import StreamStarts
-from .transfer import STAGES, Stages
+from .statistics import Meter
+from .transfer import STAGES, Link, Stages
 from .transfers import Transfers, abandon
 from .transport import Members
 
@@ -140,7 +139,7 @@ class Exchange:
             self._pipeline.put(Task(transfer, job))
 
     def _announcement(self) -> List[Stages]:
-        return [Announcement(self.transfers.link(0), self.agree)]
+        return [_Announcement(self.transfers.link(0), self.agree)]
 
     def require_open(self) -> None:
         """Raise a RuntimeError if the exchange is closed."""
@@ -316,6 +315,46 @@ class Lane:
             for coder in (chunk.coder, chunk.aggregator):
                 if coder is not None:
                     coder.take_back()
+
+
+class _Announcement(Stages):
+    """The first transfer of a job with `Request.announced`: a checksum from each worker to all.
+
+    Workers that request different tensors would wait for each other for ever. With an announcement,
+    all of them notice it. `agree` then raises an error that names the difference.
+    """
+
+    def __init__(self, link: Link, agree: Callable[[Facts, str], None]) -> None:
+        self._agree, self._ranks, self.meter = agree, link.members.ranks, Meter()
+        sizes = [header.wire_size(0)]
+        self._to_all = link.collectives.to_all(
+            link.members, link.tag, sizes, [[] for _ in self._ranks]
+        )
+
+    def shares(self) -> Iterable[Tuple[str, float]]:
+        return ()
+
+    def send(self, task: Task) -> None:
+        announced = task.job.request.announced
+        header.write(self._to_all.rooms[0], Stamp(tensors=announced.checksum), ())
+        self._to_all.start()
+
+    def answer(self, task: Task) -> None:
+        """Compare the checksums of all workers."""
+        self._to_all.wait()
+        (rows,) = self._to_all.rows
+        outcome, _, _ = header.read(np.array(rows), self._ranks)
+        self._to_all.expect()
+        if outcome != header.SAME:
+            announced = task.job.request.announced
+            try:
+                self._agree(announced.facts, announced.doing)
+            except RuntimeError as error:
+                raise OutOfStepError(str(error)) from error
+            raise OutOfStepError(header.problem(outcome), outcome)
+
+    def abandon(self, outcome: Stamp) -> None:
+        self._to_all.send_instead(header.broken(outcome))
 
 
 @dataclass

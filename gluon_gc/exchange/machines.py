@@ -21,8 +21,8 @@ from .chunk import ExchangedChunk
 from .collectives import WireSize
 from .header import Stamp
 from .job import Job, Task
-from .meter import Meter, shares_of
 from .plan import Slice
+from .statistics import Meter, shares_of
 from .transfer import Found, Link, Section, Stages, Transfer, with_headers
 from .transport import Members
 

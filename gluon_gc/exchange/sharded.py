@@ -25,7 +25,7 @@ from .coding import Buffers, Coding, codings
 from .collectives import WireSize
 from .header import Stamp
 from .job import Request, Task
-from .meter import Meter, shares_of
+from .statistics import Meter, shares_of
 from .transfer import Link, Stages
 
 

@@ -24,7 +24,7 @@ from .coding import Buffers, codings
 from .collectives import Collectives, WireSize
 from .header import SAME, Stamp
 from .job import Job, Task
-from .meter import Meter, shares_of
+from .statistics import Meter, shares_of
 from .transport import Members
 
 

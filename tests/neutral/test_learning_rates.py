@@ -2,7 +2,7 @@
 
 import pytest
 
-from gluon_gc.exchange.learning_rates import LearningRates
+from gluon_gc.compression.learning_rates import LearningRates
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet.gluon import Block, Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
-from ...exchange import integers
+from ...kernels import integers
 from ..exchange.gradient import legacy
 from ..trainer.parameters import is_statistic
 from .runtime import default_exchange

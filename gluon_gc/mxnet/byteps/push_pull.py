@@ -12,9 +12,9 @@ from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
 from ...compression import CompressionParams, byteps, warn_of_ignored
-from ...exchange import integers
 from ...exchange.agreement import Facts
 from ...exchange.plan import Tensor, require_on_nonfinite
+from ...kernels import integers
 from ..exchange.channels import check_fits
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy, params_for

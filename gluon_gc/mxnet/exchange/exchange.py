@@ -29,8 +29,8 @@ from ...auto.choice import Topology
 from ...compression import CompressionParams, stream
 from ...exchange import agreement, plan
 from ...exchange.agreement import Facts, Message
+from ...exchange.coder import StreamStarts
 from ...exchange.plan import Chunk, Tensor
-from ...exchange.random_streams import StreamStarts
 from ...state import Key
 from .channel import AnyCodec, Channel
 from .channels import AnyChannel, Channels, GpuShares, in_messages

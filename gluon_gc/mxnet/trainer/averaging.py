@@ -25,8 +25,8 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
+from ...compression.learning_rates import LearningRates
 from ...exchange.agreement import Facts
-from ...exchange.learning_rates import LearningRates
 from ...exchange.plan import Tensor
 from ...state import Arrays, Key
 from ..exchange.exchange import Exchange

@@ -7,7 +7,8 @@ from typing import Any, Collection, Dict, Hashable, Iterable, Iterator, List, Ma
 from mxnet.gluon import Trainer
 
 from ...compression import CompressionParams
-from ...exchange import stats
+from ...exchange import statistics
+from ...exchange.statistics import Size
 from ...exchange.plan import Tensor
 from ..engine.operators import KEPT_SPANS
 from ..exchange.channel import Channel, Metered
@@ -62,13 +63,16 @@ def stats_of_step(
 ) -> Dict[str, Any]:
     """The average stats of a step, for each tensor and in total; waits for exchanges."""
     names = {tensor.name for tensor in tensors.values()}
-    measured = stats.by_tensor(_messages(exchange, names))
+    measured = statistics.by_tensor(_messages(exchange, names))
     exposed = _exposed_seconds(exchange.channels.of(names))
     if reset:
         for channel in exchange.channels.of(names):
             channel.count_again()
-    return stats.report(
-        {called: stats.Size(tensor.num_bytes, tensor.size) for called, tensor in tensors.items()},
+    return statistics.report(
+        {
+            called: statistics.Size(tensor.num_bytes, tensor.size)
+            for called, tensor in tensors.items()
+        },
         {called: measured[tensor.name] for called, tensor in tensors.items()},
         exposed_seconds=exposed,
     )

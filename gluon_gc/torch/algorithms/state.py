@@ -14,7 +14,7 @@ from ...algorithms.requirements import first_values, require_fitting_compression
 from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic as automatic_of
 from ...compression import CompressionParams
-from ...exchange import meter
+from ...exchange import statistics
 from ...exchange.agreement import Facts
 from ...log import logger
 from ...options import checked_epoch
@@ -196,7 +196,7 @@ class AlgorithmState:
         """
         steps = self.steps - self._stats_from
         transfers, sizes = self.rounds.exchange.transfers, sizes_of(self.parameters)
-        found = meter.of_step(transfers, sizes, reset, max(1, steps))
+        found = statistics.of_step(transfers, sizes, reset, max(1, steps))
         found["rounds"] = {kind: self.rounds.counts[kind] for kind in self.rounds.lanes}
         if reset:
             self._begin_stats()

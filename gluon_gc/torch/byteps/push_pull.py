@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from ...compression import CompressionParams, byteps
-from ...exchange import integers
 from ...exchange.job import Request
 from ...exchange.pipeline import Pipeline
 from ...exchange.plan import Tensor
+from ...kernels import integers
 from ..compression import Compression
 from ..transport import gathering, gpu, groups, new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse

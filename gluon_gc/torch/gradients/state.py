@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from ...exchange import meter
+from ...exchange import statistics
 from ...exchange.exchange import Exchange, Lane
 from ...exchange.plan import require_on_nonfinite
 from ...options import checked_epoch
@@ -348,7 +348,7 @@ class CompressionState:
         `gluon_gc.exchange.statistics.FIELDS`. With `reset`, the next call averages over later steps
         only.
         """
-        return meter.of_step(self.exchange.transfers, sizes_of(self.parameters), reset)
+        return statistics.of_step(self.exchange.transfers, sizes_of(self.parameters), reset)
 
     @property
     def can_resume(self) -> bool:

@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 
 from ... import env
 from ...compression import CompressionParams, candidates
+from ...compression.learning_rates import LearningRates
 from ...exchange import header
 from ...exchange.exchange import DeclaredTensor
 from ...exchange.job import Request, Result
-from ...exchange.learning_rates import LearningRates
 from ...exchange.plan import applies_momentum, travels_compressed
 from ...log import logger
 from .. import automatic, closing

@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from ... import env
 from ...compression import CompressionParams
-from ...exchange import meter, plan
+from ...exchange import plan, statistics
 from ...exchange.agreement import Facts
 from ...exchange.exchange import DeclaredTensor, Exchange
-from ...exchange.stats import Size
+from ...exchange.statistics import Size
 from ...exchange.transfer import Stages
 from ...state import fitting
 from ..gradients.undo import Undo
@@ -190,7 +190,7 @@ class ShardedCompression:
                 elements = shard_size * unit.shards.workers
                 sizes[name] = Size(elements * unit.dtype.itemsize, elements)
         transfers = self._exchanges.transfers()
-        return meter.of_step(transfers, sizes, reset, name_of=parameter_of)
+        return statistics.of_step(transfers, sizes, reset, name_of=parameter_of)
 
     def state_dict(self) -> Dict[str, Any]:
         """Return this worker's state, as plain values and tensors.

@@ -16,8 +16,8 @@ from ...exchange.collectives import WireSize
 from ...exchange.exchange import Exchange
 from ...exchange.header import SAME, Stamp
 from ...exchange.job import Done, Task
-from ...exchange.meter import Meter
 from ...exchange.plan import Slice
+from ...exchange.statistics import Meter
 from ...exchange.transfer import Link, Stages
 from .staging import working_dtype
 

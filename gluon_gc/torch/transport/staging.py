@@ -11,7 +11,7 @@ from ...compression import CompressionParams
 from ...exchange.exchange import DeclaredTensor
 from ...exchange.job import Done, Result
 from ...exchange.plan import Slice, Tensor
-from ...exchange.stats import Size
+from ...exchange.statistics import Size
 from . import gpu
 
 
