@@ -114,7 +114,7 @@ def test_an_import_upwards_is_found(file, source):
     [
         ("mxnet/kvstore/local.py", "import mxnet as mx\nfrom ..codec import Part"),
         ("mxnet/codec.py", "from .. import kernels\nfrom . import operators"),
-        ("plan.py", "import numpy\nfrom .compression import CompressionParams"),
+        ("exchange/plan.py", "import numpy\nfrom ..compression import CompressionParams"),
         ("state/chunks.py", "from .. import env, kernels\nfrom .file import Key"),
     ],
 )

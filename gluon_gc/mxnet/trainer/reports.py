@@ -8,7 +8,6 @@ from mxnet.gluon import Trainer
 
 from ...compression import CompressionParams
 from ...exchange import statistics
-from ...exchange.statistics import Size
 from ...exchange.plan import Tensor
 from ..engine.operators import KEPT_SPANS
 from ..exchange.channel import Channel, Metered
