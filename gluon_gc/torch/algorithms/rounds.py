@@ -178,7 +178,7 @@ class Rounds:
         return future
 
     def _announced(self, request: Round, step: int) -> Tuple[bool, Announced]:
-        """Return whether a round was declared, and what all workers must request alike."""
+        """Return whether a round was declared, and the facts that all workers must share."""
         frozen = [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
         left_out = set(frozen)
         unfrozen = {

@@ -138,7 +138,7 @@ def wait_for(path, seconds=60):
 
 
 def ranks():
-    """Return this worker's rank, and its rank on its machine of so many workers."""
+    """Return this worker's rank, and its rank on its machine."""
     return bps.rank(), bps.local_rank(), bps.local_size()
 
 
