@@ -138,7 +138,7 @@ class LocalSteps(Algorithm):
         """The parameters of each fragment, in the order of their turns, by the kind of round."""
         names: List[List[str]] = [[] for _ in range(self.fragments)]
         sizes = [math.prod(shape) for shape in shapes.values()]
-        for name, fragment in zip(shapes, plan.spread(sizes, self.fragments)):
+        for name, fragment in zip(shapes, plan.assign(sizes, self.fragments)):
             names[fragment].append(name)
         if self.fragments == 1:
             return {"difference": names[0]}

@@ -165,7 +165,7 @@ class PowerSGD(Algorithm):
         sizes = {name: math.prod(shapes[name]) for name in self._matrices(shapes)}
         if sum(sizes.values()) < _DIVIDED or len(sizes) < _PARTS:
             return [Part("left_factor", "right_factor", list(shapes))]
-        numbers = dict(zip(sizes, plan.spread(list(sizes.values()), _PARTS)))
+        numbers = dict(zip(sizes, plan.assign(list(sizes.values()), _PARTS)))
         return [
             Part(
                 f"left_factor.{number}",

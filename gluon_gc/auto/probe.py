@@ -29,7 +29,7 @@ _LEAST = 0.1  # the smallest share of an exchange's time that is left after a su
 class Workers:
     """The interface of a front end to the probe. All workers call each method together."""
 
-    def meet(self, about: str) -> None:
+    def join(self, about: str) -> None:
         """Return once all workers have called this with the same text; else raise RuntimeError."""
         raise NotImplementedError
 
@@ -60,7 +60,7 @@ def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Di
     """The speed of each compressor on the slowest worker, while all workers measure."""
     if not compressors:
         return {}
-    workers.meet(f"speed of {', '.join(sorted(compressors))}")
+    workers.join(f"speed of {', '.join(sorted(compressors))}")
     measured = [speed.measured(params.codec) for params in compressors.values()]
     flat = [seconds for compressor_seconds in measured for seconds in compressor_seconds]
     slowest = np.reshape(workers.slowest(flat), (len(measured), -1))
@@ -116,7 +116,7 @@ def _seconds(workers: Workers, tensors: Sequence[Tensor]) -> float:
     exchange = workers.exchange(tensors)
 
     def timed() -> float:
-        workers.meet(tensors[0].name)
+        workers.join(tensors[0].name)
         start = time.perf_counter()
         exchange()
         return time.perf_counter() - start

@@ -20,8 +20,22 @@ such as BYTEPS_PARTITION_BYTES, so all plans are equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+import itertools
+import math
+from dataclasses import dataclass
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Hashable,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 import numpy as np
 
@@ -33,6 +47,8 @@ from .agreement import Facts
 ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024
 """The maximum size of a chunk of several small tensors, and of a message of several chunks."""
+T = TypeVar("T")
+
 _MESSAGE_BYTES = 96 * 1024  # if the messages of a tensor are larger on average, it is cut finer
 
 
@@ -197,25 +213,50 @@ def _uncompressed_chunks(
     """
     itemsize = np.dtype(dtype).itemsize
     max_elements = min(partition_bytes, SMALL_BYTES) // itemsize
-    groups: List[List[Slice]] = []
-    shared: List[Slice] = []
-    elements = max_elements  # so that the first small slice begins a group
-    for tensor in tensors:
-        for piece in _slices(tensor, partition_bytes):
-            if piece.size > max_elements:
-                groups.append([piece])
-                continue
-            if elements + piece.size > max_elements:
-                shared, elements = [], 0
-                groups.append(shared)
-            elements += piece.size
-            if shared and shared[-1].tensor == piece.tensor:
-                piece = replace(shared.pop(), end=piece.end)
-            shared.append(piece)
+    slices = [piece for tensor in tensors for piece in _slices(tensor, partition_bytes)]
+    groups = batches(
+        slices,
+        lambda piece: piece.size,
+        lambda piece: "small" if piece.size <= max_elements else None,
+        most=max_elements,
+    )
     return [
-        Chunk(tuple(group), dtype, None, itemsize * sum(piece.size for piece in group))
+        Chunk(tuple(_joined(group)), dtype, None, itemsize * sum(piece.size for piece in group))
         for group in groups
     ]
+
+
+def _joined(slices: Sequence[Slice]) -> Iterator[Slice]:
+    """Join neighbouring slices of one tensor."""
+    for name, pieces in itertools.groupby(slices, lambda piece: piece.tensor):
+        first, *others = pieces
+        yield Slice(name, first.begin, others[-1].end if others else first.end)
+
+
+def batches(
+    items: Iterable[T],
+    size: Callable[[T], float],
+    kind: Callable[[T], Optional[Hashable]] = lambda item: "",
+    most: float = math.inf,
+    enough: float = math.inf,
+) -> List[List[T]]:
+    """Group items of one kind into batches, which are in the order of their first items.
+
+    A batch has a total size of at most `most`, and gets no more items when it has `enough`. An item
+    of kind None has a batch of its own.
+    """
+    found: List[List[T]] = []
+    growing: Dict[Hashable, Tuple[List[T], float]] = {}
+    for item in items:
+        key, added = kind(item), size(item)
+        batch, total = growing.get(key, ([], 0))
+        if not batch or total >= enough or total + added > most:
+            batch, total = [], 0
+            found.append(batch)
+        batch.append(item)
+        if key is not None:
+            growing[key] = batch, total + added
+    return found
 
 
 def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
@@ -296,7 +337,7 @@ def facts(tensors: Sequence[Tensor]) -> Facts:
     ]
 
 
-def spread(loads: Sequence[int], num_servers: int) -> List[int]:
+def assign(loads: Sequence[int], num_servers: int) -> List[int]:
     """Assign loads to servers so that the servers' totals are nearly equal.
 
     The largest load is assigned first. Each load goes to the server with the smallest total so far.

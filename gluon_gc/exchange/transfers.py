@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 from . import header
 from .allreduce import Allreduce, sums_in_place
@@ -14,12 +14,11 @@ from .chunk import ExchangedChunk
 from .collectives import Collectives, ToAll, ToOwners
 from .header import OutOfStepError, Stamp
 from .machines import Machines, MachineTransfer
+from .plan import batches
 from .transfer import Link, Stages, Transfer
 from .transport import Members
 
 _TRANSFER_BYTES = 256 * 1024  # that a worker sends in one collective, approximately
-
-T = TypeVar("T")
 
 
 class Transfers:
@@ -90,17 +89,4 @@ def abandon(transfers: Iterable[Stages], outcome: Optional[Stamp]) -> None:
 
 
 def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
-    return batches(chunks, lambda chunk: chunk.plan.message_bytes, _TRANSFER_BYTES)
-
-
-def batches(items: Sequence[T], num_bytes: Callable[[T], int], enough: int) -> List[List[T]]:
-    """Group neighbouring items into batches; each but the last has at least `enough` bytes."""
-    grouped: List[List[T]] = []
-    total = enough
-    for item in items:
-        if total >= enough:
-            grouped.append([])
-            total = 0
-        grouped[-1].append(item)
-        total += num_bytes(item)
-    return grouped
+    return batches(chunks, lambda chunk: chunk.plan.message_bytes, enough=_TRANSFER_BYTES)

@@ -68,7 +68,7 @@ class _Workers(probe.Workers):
     def __init__(self, exchange: Exchange) -> None:
         self._exchange, self._lane = exchange, exchange.lane()
 
-    def meet(self, about: str) -> None:
+    def join(self, about: str) -> None:
         self._exchange.agree([("", {"probe": about})])
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:

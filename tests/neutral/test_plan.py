@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from gluon_gc.compression import CompressionParams, registry
 from gluon_gc.exchange.plan import (
     Tensor,
+    assign,
     cut,
     facts,
-    spread,
     warn_if_uncompressed,
 )
 from gluon_gc.log import warn_once
@@ -103,7 +103,7 @@ def test_workers_that_differ_in_momentum_or_feedback_state_other_facts(other):
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 7))
 def test_servers_carry_even_bytes(loads, servers):
     carried = [0] * servers
-    for load, server in zip(loads, spread(loads, servers)):
+    for load, server in zip(loads, assign(loads, servers)):
         carried[server] += load
     assert max(carried) - min(carried) <= max(loads)
 

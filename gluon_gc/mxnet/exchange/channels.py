@@ -8,12 +8,12 @@ from typing import (
     Callable,
     Collection,
     Dict,
+    Hashable,
     Iterable,
     Iterator,
     List,
     Optional,
     Sequence,
-    Tuple,
     Union,
 )
 
@@ -102,19 +102,13 @@ def in_messages(
         most = min(
             most, sum(chunk.message_bytes for chunk in chunks) // (_MESSAGES_PER_OWNER * owners)
         )
-    bundles: List[List[Chunk]] = []
-    open_bundles: Dict[Any, Tuple[List[Chunk], int]] = {}
-    for chunk in chunks:
-        kind = chunk.params, chunk.dtype, None if bundled else chunk.slices[0].tensor
-        bundle, total = open_bundles.get(kind, ([], 0))
-        alone = chunk.params is None or chunk.rows
-        if alone or not bundle or total + chunk.message_bytes > most:
-            bundle, total = [], 0
-            bundles.append(bundle)
-        bundle.append(chunk)
-        if not alone:
-            open_bundles[kind] = bundle, total + chunk.message_bytes
-    return bundles
+
+    def kind(chunk: Chunk) -> Optional[Hashable]:
+        if chunk.params is None or chunk.rows:
+            return None
+        return chunk.params, chunk.dtype, None if bundled else chunk.slices[0].tensor
+
+    return plan.batches(chunks, lambda chunk: chunk.message_bytes, kind, most)
 
 
 class GpuShares:
@@ -152,6 +146,6 @@ class GpuShares:
         if key not in self._known:
             if len(self._known) == _CACHED:
                 self._known.clear()
-            owners = plan.spread([channel.size for channel in channels], gpus)
+            owners = plan.assign([channel.size for channel in channels], gpus)
             self._known[key] = dict(zip(channels, owners))
         return self._known[key]

@@ -110,7 +110,7 @@ class _Workers(probe.Workers):
     def __init__(self, exchange: Exchange, name: str) -> None:
         self._exchange, self._name = exchange, name
 
-    def meet(self, about: str) -> None:
+    def join(self, about: str) -> None:
         self._exchange.agree("step", [("", {"probe": about})])
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:

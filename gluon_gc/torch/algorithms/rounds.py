@@ -180,9 +180,9 @@ class Rounds:
     def _announced(self, request: Round, step: int) -> Tuple[bool, Announced]:
         """Return whether a round was declared, and the facts that all workers must share."""
         frozen = [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
-        left_out = set(frozen)
+        of_frozen = set(frozen)
         unfrozen = {
-            kind: {name: shape for name, shape in shapes.items() if name not in left_out}
+            kind: {name: shape for name, shape in shapes.items() if name not in of_frozen}
             for kind, shapes in self._shapes.items()
         }
         declared = is_declared(request, unfrozen) and all(

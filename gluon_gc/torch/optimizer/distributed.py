@@ -28,6 +28,7 @@ from torch.futures import Future
 from torch.optim import Optimizer
 
 from ... import algorithms
+from ...exchange import plan
 from ...options import is_whole
 from ..algorithms.optimizer import with_algorithm
 from ..compression import Compression, params_of
@@ -223,17 +224,13 @@ class Averager:
 def _buckets(
     parameters: Mapping[str, torch.nn.Parameter], of_sparse: Collection[torch.Tensor]
 ) -> List[Bucket]:
-    """Group neighbouring parameters of one device, the last ones first, as in backward."""
-    buckets: List[List[torch.nn.Parameter]] = []
-    size, last = _BUCKET_BYTES, None
-    for parameter in reversed(list(parameters.values())):
-        alone = parameter in of_sparse
-        if alone or size >= _BUCKET_BYTES or parameter.device != last:
-            buckets.append([])
-            size, last = 0, parameter.device
-        buckets[-1].append(parameter)
-        size += _BUCKET_BYTES if alone else parameter.numel() * parameter.itemsize
-    return buckets
+    """Group parameters of one device, the last ones first, as in backward."""
+    return plan.batches(
+        reversed(list(parameters.values())),
+        lambda parameter: parameter.numel() * parameter.itemsize,
+        lambda parameter: None if parameter in of_sparse else parameter.device,
+        enough=_BUCKET_BYTES,
+    )
 
 
 class Averaging(Distributed):

@@ -72,14 +72,14 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
 
     The workers first check their checkpoints.
     """
-    several, meeting = not isinstance(given, Mapping), state.rounds.exchange
+    several, exchange = not isinstance(given, Mapping), state.rounds.exchange
     listed = [_renamed(state, each) for each in (given if several else [given])]
     choice = _choice(state, listed)
     if choice is not None:
         state.take(choice)
     try:
         workers = state_dicts.if_all_fit(
-            meeting.gather_objects,
+            exchange.gather_objects,
             lambda: _checked(state, listed if several else listed[0]),
             lambda workers: _facts(state, workers),
         )
@@ -88,16 +88,16 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
             state.take(None)
         raise
     if several:
-        state_dicts.warn_if_divided(len(workers), meeting.workers)
+        state_dicts.warn_if_divided(len(workers), exchange.workers)
     for kind, lane in state.rounds.lanes.items():
         residuals = [_residuals(worker, kind, lane) for worker in workers]
         arrays = coder_states.of_this_worker(lane, state.params, residuals, several)
         coder_states.restore(lane.chunks, arrays)
-    own, parameters = workers[meeting.rank % len(workers)], state.rounds.parameters()
+    own, parameters = workers[exchange.rank % len(workers)], state.rounds.parameters()
     for name, parameter in parameters.items():
         parameter.copy_(own["weights"][name])
     kinds = dict(own["state"])
-    if len(workers) != meeting.workers and several:
+    if len(workers) != exchange.workers and several:
         states = [_in_host_memory(worker["state"]) for worker in workers]
         kinds.update(state.algorithm.regrouped(states))
     kinds = {

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc.compression import CompressionParams, registry
-from gluon_gc.exchange.plan import SMALL_BYTES, Tensor, cut, spread
+from gluon_gc.exchange.plan import SMALL_BYTES, Tensor, assign, cut
 from gluon_gc.mxnet.exchange.channels import in_messages
 from gluon_gc.mxnet.kvstore.parameter_server.servers import KeyAllocator
 from tests.neutral.test_plan import ONEBIT, tensors
@@ -44,7 +44,7 @@ def test_where_workers_aggregate_there_are_messages_for_all_of_them():
     assert sum(together, []) == chunks
     loads = [sum(chunk.message_bytes for chunk in message) for message in together]
     carried = [0] * 4
-    for load, owner in zip(loads, spread(loads, 4)):
+    for load, owner in zip(loads, assign(loads, 4)):
         carried[owner] += load
     assert len(set(carried)) == 1
     assert [len(message) for message in in_messages(chunks[:3], owners=4)] == [1, 1, 1]

@@ -113,7 +113,7 @@ class Horovod(HierarchicalExchange):
         for process_set, inside in self._by_process_set(channels):
             for group in in_groups([channel for channel in inside if channel.aggregated]):
                 loads = [channel.message_bytes for channel in group]
-                self._owner_of.update(zip(group, plan.spread(loads, process_set.size)))
+                self._owner_of.update(zip(group, plan.assign(loads, process_set.size)))
         for channel in channels:
             self._progress.watch(0, channel.under_way)
             self._keys[channel] = next(self._new_keys)

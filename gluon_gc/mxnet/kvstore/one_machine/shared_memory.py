@@ -98,7 +98,7 @@ class SharedMemory:
             [codec for codec in (channel.codec, aggregators.get(channel)) if codec is not None]
             for channel in channels
         ]
-        owners = plan.spread([channel.message_bytes for channel in channels], workers)
+        owners = plan.assign([channel.message_bytes for channel in channels], workers)
         sizes: List[int] = []
         for channel, count, own in zip(channels, answers, codecs):
             values = channel.size * np.dtype(channel.dtype).itemsize

@@ -141,7 +141,7 @@ class ParameterServer(HierarchicalExchange):
             itertools.cycle([mx.nd.zeros(1) for _ in range(_LANES)])
             for _ in range(self._servers.count)
         ]
-        servers = plan.spread([channel.message_bytes for channel in channels], self._servers.count)
+        servers = plan.assign([channel.message_bytes for channel in channels], self._servers.count)
         keys, zeros, configured = [], [], []
         new_pages = []
         if self._states is None and any(channel.aggregated for channel in channels):
