@@ -9,7 +9,7 @@ import pytest
 import gluon_gc as bps
 from gluon_gc import state as checkpoint
 from gluon_gc.compression import parse
-from gluon_gc.state import fitting
+from gluon_gc.state import division
 from tests import replay
 from tests.compressors import ONE_OF_EACH
 from tests.mxnet.cluster import standing
@@ -259,7 +259,7 @@ def totals(file, suffix=""):
         if place.node == "worker" and place.what != "stream":
             total = sum(states.arrays[place].astype(np.float64) for states in files)
             found[place[:3]] = total * senders[place.tensor] / len(files)
-    aggregators = sorted(fitting.aggregators([states.arrays for states in files]).items())
+    aggregators = sorted(division.aggregators([states.arrays for states in files]).items())
     for place in {place[:3] for place, _ in aggregators}:
         of_place = [array for other, array in aggregators if other[:3] == place]
         found[place] = np.concatenate(of_place)
