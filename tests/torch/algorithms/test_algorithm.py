@@ -736,12 +736,13 @@ def test_what_is_not_finite_in_a_round_is_named_by_all():
 
 
 @on_workers(2)
-def test_eight_fragments_need_the_threads_and_connections_of_one():
+def test_many_fragments_need_the_threads_and_connections_of_one():
     def needed(fragments):
         net = Net()
         optimizer = distributed(net, every(8, fragments=fragments), ONEBIT)
-        train(net, optimizer, range(17))
-        assert set(optimizer.compression_stats()["rounds"].values()) == {2}
+        train(net, optimizer, range(24))
+        rounds = optimizer.compression_state.compression_stats()["rounds"]
+        assert len(rounds) == fragments and min(rounds.values()) >= 2
         threads = [thread.name for thread in threading.enumerate()]
         found = (
             len(threads),
