@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -107,10 +107,7 @@ class Exchange:
         come.
         """
 
-        def ask(message: Message) -> Message:
-            return compare(self.gather_objects(message, doing))
-
-        reach(self.members.ranks[self.rank], facts, ask)
+        _agree(self.members, facts, doing)
 
     def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> List[Any]:
         """Return the objects of all workers, by rank. No job may be under way; see `agree`."""
@@ -139,7 +136,7 @@ class Exchange:
             self._pipeline.put(Task(transfer, job))
 
     def _announcement(self) -> List[Stages]:
-        return [_Announcement(self.transfers.link(0), self.agree)]
+        return [_Announcement(self.transfers.link(0))]
 
     def require_open(self) -> None:
         """Raise a RuntimeError if the exchange is closed."""
@@ -317,38 +314,44 @@ class Lane:
                     coder.take_back()
 
 
+def _agree(members: Members, facts: Facts, doing: str) -> None:
+    """See `Exchange.agree`."""
+
+    def ask(message: Message) -> Message:
+        return compare(members.gather(message, doing))
+
+    reach(members.ranks[members.rank], facts, ask)
+
+
 class _Announcement(Stages):
     """The first transfer of a job with `Request.announced`: a checksum from each worker to all.
 
     Workers that request different tensors would wait for each other for ever. With an announcement,
-    all of them notice it. `agree` then raises an error that names the difference.
+    all of them notice it, and raise an error that names the difference.
     """
 
-    def __init__(self, link: Link, agree: Callable[[Facts, str], None]) -> None:
-        self._agree, self._ranks, self.meter = agree, link.members.ranks, Meter()
+    def __init__(self, link: Link) -> None:
+        self._members, self.meter = link.members, Meter()
         sizes = [header.wire_size(0)]
         self._to_all = link.collectives.to_all(
-            link.members, link.tag, sizes, [[] for _ in self._ranks]
+            link.members, link.tag, sizes, [[] for _ in link.members.ranks]
         )
 
     def shares(self) -> Iterable[Tuple[str, float]]:
         return ()
 
-    def send(self, task: Task) -> None:
+    def answer(self, task: Task) -> None:
+        """Compare the checksums of all workers. The tensors are on their way already."""
         announced = task.job.request.announced
         header.write(self._to_all.rooms[0], Stamp(tensors=announced.checksum), ())
         self._to_all.start()
-
-    def answer(self, task: Task) -> None:
-        """Compare the checksums of all workers."""
         self._to_all.wait()
         (rows,) = self._to_all.rows
-        outcome, _, _ = header.read(np.array(rows), self._ranks)
+        outcome, _, _ = header.read(np.array(rows), self._members.ranks)
         self._to_all.expect()
         if outcome != header.SAME:
-            announced = task.job.request.announced
             try:
-                self._agree(announced.facts, announced.doing)
+                _agree(self._members, announced.facts, announced.doing)
             except RuntimeError as error:
                 raise OutOfStepError(str(error)) from error
             raise OutOfStepError(header.problem(outcome), outcome)
