@@ -15,6 +15,9 @@ from ...exchange.statistics import Size
 from . import gpu
 
 
+_WORKING = (torch.float32, torch.float64)
+
+
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of a complex dtype's parts. Other dtypes are unchanged."""
     return dtype.to_real() if dtype.is_complex else dtype
@@ -78,10 +81,7 @@ class Staged:
         self.device = next(iter(devices), gpu.CPU)
         self.names = tensors.keys()
         self._tensors = {name: tensor.data for name, tensor in tensors.items()}
-        self._values = {
-            name: flat(tensor).to(working_dtype(real_dtype(tensor.dtype)))
-            for name, tensor in self._tensors.items()
-        }
+        self._values = {name: _values(tensor) for name, tensor in self._tensors.items()}
         self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self._values.items()}
         self._ready = gpu.mark(self.device)
 
@@ -107,6 +107,14 @@ class Staged:
                     values *= scale
                 if values.data_ptr() != tensor.data_ptr():
                     tensor.copy_(shaped(values, tensor))
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values in the form of the compressors."""
+    plain = tensor.dim() == 1 and tensor.dtype in _WORKING and not tensor.is_neg()
+    if plain and tensor.is_contiguous():
+        return tensor  # in nearly all steps
+    return flat(tensor).to(working_dtype(real_dtype(tensor.dtype))).contiguous()
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
