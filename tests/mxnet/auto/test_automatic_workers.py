@@ -100,6 +100,12 @@ def automatic(folder, accuracy, optimizer="sgd"):
     return result
 
 
+def decision_of(trainer):
+    """Return what "auto" chose for the trainer's algorithm, as text; [] if nothing."""
+    automatic = trainer._averaging._automatic  # None: there was nothing to choose
+    return [] if automatic is None else list(map(str, automatic.decision or ()))
+
+
 def automatic_local_steps(folder, rate, seconds):
     """Train with local_steps and "auto"; returns weights, decisions and log lines.
 
@@ -131,8 +137,7 @@ def automatic_local_steps(folder, rate, seconds):
                 backward(params, gradients_of(bps.rank(), step, SHAPES))
                 trainer.step(1)
         result.update((f"{name}/w{i}", p.data().asnumpy()) for i, p in enumerate(params))
-        decision = trainer._averaging._automatic.decision or ()
-        result[f"{name}/decision"] = list(map(str, decision))
+        result[f"{name}/decision"] = decision_of(trainer)
         result[f"{name}/log"] = lines
         return trainer
 
@@ -186,8 +191,7 @@ def automatic_powersgd(folder, rate):
                 trainer.step(1)
         result.update((f"{name}/w{i}", p.data().asnumpy()) for i, p in enumerate(params))
         if algorithm:
-            decision = trainer._averaging._automatic.decision or ()
-            result[f"{name}/decision"] = list(map(str, decision))
+            result[f"{name}/decision"] = decision_of(trainer)
             result[f"{name}/log"] = lines
 
     really = Workers.measured
