@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Dict, Hashable, Mapping, NamedTuple, Optional,
 from ..algorithms import Algorithm
 from ..compression import CompressionParams
 from ..exchange.plan import Tensor
-from .choice import Topology
-from .selection import Measure, is_saved_as
+from .probe import Workers
+from .selection import is_saved_as
 
 
 class Decision(NamedTuple):
@@ -110,16 +110,14 @@ class AutomaticAlgorithm:
         self,
         tensors: Sequence[Tensor],
         shapes: Sequence[Sequence[int]],
-        topology: Optional[Topology],
-        measure: Measure,
+        workers: Workers,
         seconds: float,
-        says: bool = True,
     ) -> Decision:
-        """Choose, and log the choice and its reason if `says`. All workers call this together.
+        """Choose, and log the choice and its reason. All workers call this together.
 
         `tensors` are the vectors of a round before the choice, with the requested params, and
-        `shapes` those of their parameters. `topology` is None if nothing is sent over a network:
-        then nothing is compressed. `seconds` is the attribute of that name on the slowest worker.
+        `shapes` those of their parameters. `seconds` is the attribute of that name on the slowest
+        worker. Nothing is compressed without a network.
         """
         raise NotImplementedError
 

@@ -21,7 +21,8 @@ from ..exchange.plan import Tensor
 from ..log import logger
 from .algorithm import AutomaticAlgorithm, Decision
 from .choice import Measured, Topology, seconds_of
-from .selection import Measure, compressors_of, own_candidates
+from .probe import Workers
+from .selection import compressors_of, own_candidates
 
 SHARE = 0.1  # of a round, at most, at which the choice aims
 LEAST, MOST = 10, 500  # of a chosen H. With 1 or 2 and outer momentum 0.9, SGD does not converge
@@ -173,22 +174,20 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
         self,
         tensors: Sequence[Tensor],
         shapes: Sequence[Sequence[int]],
-        topology: Optional[Topology],
-        measure: Measure,
+        workers: Workers,
         seconds: float,
-        says: bool = True,
     ) -> Decision:
         """Choose the compressor and H; `seconds` is the time of a step on the slowest worker."""
         names = self.names([tensor.params for tensor in tensors])
-        if topology is None or len(names) == 1:
+        if workers.topology is None or len(names) == 1:
             return Decision(PLAIN, self._given.every)
-        measured = measure(compressors_of(tensors))
+        measured = workers.measured(compressors_of(tensors))
         settings = (env.get(f"BYTEPS_{limit}_BYTES") for limit in ("PARTITION", "MIN_COMPRESS"))
-        of_round = seconds_of_round(tensors, measured, topology, *settings)
+        of_round = seconds_of_round(tensors, measured, workers.topology, *settings)
         every = None if self.chooses_option else self._given.every
         least = max(self._given.fragments, self._given.overlap + 1)
         choice = choose(of_round, seconds, every, least)
-        if says:
+        if workers.logs:
             logger.warning("%s", self._explained(tensors, measured, seconds, choice))
         return Decision(choice.name, choice.every)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, Sequence, Tuple
 
 from .. import env
 from ..compression import CompressionParams, candidates
@@ -14,7 +14,7 @@ from ..log import logger
 from . import speed
 from .algorithm import AutomaticAlgorithm, Decision
 from .choice import Measured, Topology, fastest, gains_enough, seconds_of
-from .selection import Measure
+from .probe import Workers
 
 LOW_RANK = "powersgd"
 """The name of the candidate that sends factors in float16."""
@@ -44,14 +44,12 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
         self,
         tensors: Sequence[Tensor],
         shapes: Sequence[Sequence[int]],
-        topology: Optional[Topology],
-        measure: Measure,
+        workers: Workers,
         seconds: float,
-        says: bool = True,
     ) -> Decision:
-        if topology is None:
+        if workers.topology is None:
             return Decision(PLAIN, 0)
-        measured = measure({})
+        measured, topology = workers.measured({}), workers.topology
         of_tensor = {tensor.name: tensor for tensor in tensors}
         named = dict(zip(of_tensor, map(tuple, shapes)))
         rounds = replace(self._given, start=0).rounds(named).values()
@@ -70,7 +68,7 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
         name = fastest(costs)
         if not gains_enough(costs[name], costs[PLAIN]):
             name = PLAIN
-        if says:
+        if workers.logs:
             logger.warning("%s", self._explained(name, costs, measured))
         rank = self._given.rank if name == LOW_RANK else 0
         return Decision(PLAIN if name == PLAIN else FP16, rank)

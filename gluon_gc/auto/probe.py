@@ -6,7 +6,7 @@ All workers measure at the same time, and all get the results of the slowest wor
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..compression import CompressionParams, parse
 from ..exchange import plan
 from ..exchange.plan import Tensor
 from . import speed
-from .choice import Link, Load, Topology, Way
+from .choice import Link, Load, Measured, Topology, Way
 from .speed import Speed
 
 _MESSAGES = 16  # tensors in one exchange
@@ -27,7 +27,10 @@ _LEAST = 0.1  # the smallest share of an exchange's time that is left after a su
 
 
 class Workers:
-    """The interface of a front end to the probe. All workers call each method together."""
+    """The interface of a front end to "auto". All workers call each method together."""
+
+    topology: Optional[Topology]  # None: nothing is sent over a network
+    logs: bool  # whether this worker logs choices and their reasons
 
     def join(self, about: str) -> None:
         """Return once all workers have called this with the same text; else raise RuntimeError."""
@@ -44,6 +47,10 @@ class Workers:
     def exchange(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
         """Return a function that sums these tensors over the workers and waits for the sums."""
         raise NotImplementedError
+
+    def measured(self, compressors: Mapping[str, CompressionParams]) -> Measured:
+        """Measure the network and the speed of these compressors, for some seconds."""
+        return Measured(link(self, self.topology), speeds(self, compressors))
 
 
 class _Sent(NamedTuple):

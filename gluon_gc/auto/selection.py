@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Hashable, Iterable, List, Mapping, Optional, Sequence
 
 from .. import env
 from ..compression import CompressionParams, candidates
 from ..compression.auto import PLAIN
 from ..exchange.plan import Tensor
 from ..log import logger
-from .choice import Choice, Measured, Topology, choose
+from .choice import Choice, Measured, choose
+from .probe import Workers
 
 _NAMES_SHOWN = 3
 
-Measure = Callable[[Mapping[str, CompressionParams]], Measured]
-"""Measures the network and these compressors. All workers call it together."""
-
 
 def chosen(
-    tensors: Sequence[Tensor],
-    topology: Optional[Topology],
-    measure: Measure,
-    ready: Optional[Sequence[float]] = None,
-    says: bool = True,
+    tensors: Sequence[Tensor], workers: Workers, ready: Optional[Sequence[float]] = None
 ) -> List[str]:
     """The chosen candidate of each tensor, in the order in which backward computes them.
 
-    Nothing is sent over a network if `topology` is None. Then nothing is compressed. `ready` is
-    that of `choice.choose`. `says` is whether to log the choice and its reason.
+    Nothing is compressed without a network. `ready` is that of `choice.choose`.
     """
     compressors = compressors_of(tensors)
-    if topology is None or not compressors:
+    if workers.topology is None or not compressors:
         return [PLAIN] * len(tensors)
-    measured = measure(compressors)
+    measured = workers.measured(compressors)
     settings = (env.get(f"BYTEPS_{limit}_BYTES") for limit in ("PARTITION", "MIN_COMPRESS"))
-    choice = choose(tensors, measured, topology, *settings, ready)
-    if says:
+    choice = choose(tensors, measured, workers.topology, *settings, ready)
+    if workers.logs:
         logger.warning("%s", _explained(tensors, choice, measured))
     return [choice.names[tensor.name] for tensor in tensors]
 

@@ -1,11 +1,21 @@
-"""Checks for momentum that is applied before compression, instead of by the optimizer.
+"""Momentum that gluon_gc applies instead of the optimizer: its formula, and its checks.
 
 Compressing after momentum follows Zheng et al., "Communication-Efficient Distributed Blockwise
 Momentum SGD with Error-Feedback" (dist-EF-SGDM), NeurIPS 2019. On each worker, before the residual
 is added:
 
-    m = mu m + g
-    g = g + mu m
+    m = mu m + g;  g = g + mu m     Nesterov momentum
+    m = mu m + g;  g = m            classic momentum
+
+The compressor does this for its gradients, and the front end for the averages of uncompressed
+gradients. The part of weight decay in the momentum follows BytePS. The front end adds it to the
+averages, before the optimizer's update, for parameter x with weight decay d:
+
+    w = mu (w + d x);  g = g + w    classic momentum adds the w before the step
+
+Each front end computes this with its framework's own operators, because they round differently:
+PyTorch's `add_(x, alpha=d)` is a fused multiply-add, MXNet's `sgd_mom_update` computes both lines
+at once, and the order of float16 conversions differs.
 """
 
 from __future__ import annotations
@@ -22,9 +32,8 @@ def has_nesterov(
 ) -> bool:
     """Whether a parameter has Nesterov's momentum, rather than classic momentum.
 
-    If compression applies the momentum of one parameter, it applies that of all parameters of the
-    optimizer. The form is decided by the parameter's own params, then by those of all parameters,
-    then by the optimizer.
+    If compression applies the momentum of one parameter, it applies that of all. The parameter's
+    own params decide the form, then those of all parameters, then the optimizer.
     """
     for params in (own, of_all):
         if params is not None and params.mu is not None:
@@ -33,10 +42,10 @@ def has_nesterov(
 
 
 def require_linear(optimizer: Any, linear: Sequence[type]) -> None:
-    """Raise ValueError unless momentum may be applied before compression with this optimizer.
+    """Raise ValueError unless the optimizer's update is linear in the gradient, as of `linear`.
 
-    The result is the same as in the optimizer only if the update is linear in the gradient, as that
-    of the types `linear` is. For a subclass from elsewhere, one warning is logged.
+    Otherwise the result would differ from that of the optimizer's own momentum. One warning is
+    logged for a subclass from elsewhere.
     """
     kinds = [
         kind for kind in type(optimizer).__mro__ if kind.__module__.partition(".")[0] != "gluon_gc"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
-from typing import Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -13,8 +12,7 @@ from torch.futures import Future
 
 from ..auto import probe, selection
 from ..auto.algorithm import AutomaticAlgorithm, Decision
-from ..auto.choice import Measured, Topology
-from ..compression import CompressionParams
+from ..auto.choice import Topology
 from ..exchange.exchange import DeclaredTensor, Exchange
 from ..exchange.job import Request
 from ..exchange.plan import Tensor
@@ -28,9 +26,7 @@ def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dic
     All workers of the group call this.
     """
     with closing(new_exchange(group)) as exchange:
-        topology, says = _topology(exchange), exchange.rank == 0
-        measure = partial(measured, exchange, topology)
-        names = selection.chosen(tensors, topology, measure, says=says)
+        names = selection.chosen(tensors, _Workers(exchange))
         root_names = exchange.gather_objects(names)[0]
     return dict(zip((tensor.name for tensor in tensors), root_names))
 
@@ -43,30 +39,17 @@ def decided(
 ) -> Decision:
     """Return the decision for an algorithm. All workers of the group call this."""
     with closing(new_exchange(group)) as exchange:
-        topology, says = _topology(exchange), exchange.rank == 0
-        measure = partial(measured, exchange, topology)
-        (seconds,) = _Workers(exchange).slowest([automatic.seconds])
-        decision = automatic.choose(tensors, shapes, topology, measure, seconds, says)
-        return exchange.gather_objects(decision)[0]
-
-
-def measured(
-    exchange: Exchange, topology: Topology, compressors: Mapping[str, CompressionParams]
-) -> Measured:
-    """Measure the speed of the network and of these compressors, for some seconds."""
-    workers = _Workers(exchange)
-    return Measured(probe.link(workers, topology), probe.speeds(workers, compressors))
-
-
-def _topology(exchange: Exchange) -> Optional[Topology]:
-    """Return None if there is only one machine or worker."""
-    machines = exchange.workers if exchange.machines is None else exchange.machines.count
-    return Topology(machines, servers=0) if machines > 1 else None
+        workers = _Workers(exchange)
+        (seconds,) = workers.slowest([automatic.seconds])
+        return exchange.gather_objects(automatic.choose(tensors, shapes, workers, seconds))[0]
 
 
 class _Workers(probe.Workers):
     def __init__(self, exchange: Exchange) -> None:
         self._exchange, self._lane = exchange, exchange.lane()
+        machines = exchange.workers if exchange.machines is None else exchange.machines.count
+        self.topology = Topology(machines, servers=0) if machines > 1 else None
+        self.logs = exchange.rank == 0
 
     def join(self, about: str) -> None:
         self._exchange.agree([("", {"probe": about})])

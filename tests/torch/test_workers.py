@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 import gluon_gc.torch as bps
 from gluon_gc.auto.choice import Link, Measured, Way
+from gluon_gc.auto.probe import Workers
 from gluon_gc.auto.speed import Speed
 from gluon_gc.env import ConfigurationError
-from gluon_gc.torch import automatic
 from gluon_gc.torch.transport import gloo, groups, nccl
 from gluon_gc.torch.transport.gpu_calls import GpuCoder
 from tests.processes import free_port
@@ -612,14 +612,14 @@ def link_of(bytes_per_second):
     """In the block, "auto" measures this link speed, and kernels that take no time."""
     way, fast = Way(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
 
-    def said(exchange, topology, compressors):
+    def said(workers, compressors):
         return Measured(Link(way, way, way), dict.fromkeys(compressors, fast))
 
-    really, automatic.measured = automatic.measured, said
+    really, Workers.measured = Workers.measured, said
     try:
         yield
     finally:
-        automatic.measured = really
+        Workers.measured = really
 
 
 @on_workers(2)

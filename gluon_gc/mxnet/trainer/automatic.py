@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from dataclasses import replace
@@ -15,7 +14,7 @@ from mxnet.ndarray import NDArray
 
 from ...auto import probe, selection
 from ...auto.algorithm import AutomaticAlgorithm, Decision
-from ...auto.choice import Link, Measured, Topology
+from ...auto.choice import Link, Measured
 from ...compression import CompressionParams, candidates
 from ...exchange.plan import Tensor
 from ..exchange.exchange import Exchange
@@ -37,7 +36,8 @@ def settled(
         return list(tensors)
     names = of_root(exchange, [choices.get(tensor.index) for tensor in undecided])
     if None in names:
-        chosen = _choose(exchange, undecided, [arrays[tensor.name] for tensor in undecided])
+        ready = _ready(arrays[tensor.name] for tensor in undecided)
+        chosen = selection.chosen(undecided, Workers(exchange), ready)
         names = of_root(exchange, [old or new for old, new in zip(names, chosen)])
     choices.update((tensor.index, name) for tensor, name in zip(undecided, names))
     return [_with_choice(tensor, choices) for tensor in tensors]
@@ -56,11 +56,10 @@ def decided(
     shapes: Sequence[Sequence[int]],
 ) -> Decision:
     """The decision for an algorithm; all workers call it."""
-    topology = exchange.topology()
-    measure = functools.partial(measured, exchange, topology)
+    workers = Workers(exchange)
     with exchange.uncounted():
-        (seconds,) = _Workers(exchange, "probe").slowest([automatic.seconds])
-    return automatic.choose(tensors, shapes, topology, measure, seconds, says=exchange.rank == 0)
+        (seconds,) = workers.slowest([automatic.seconds])
+    return automatic.choose(tensors, shapes, workers, seconds)
 
 
 def of_root(exchange: Exchange, value: Any) -> Any:
@@ -70,16 +69,6 @@ def of_root(exchange: Exchange, value: Any) -> Any:
     data = json.dumps(value).encode()
     (size,) = np.frombuffer(exchange.bytes_of_root(np.int64(len(data)).tobytes()), np.int64)
     return json.loads(exchange.bytes_of_root(data[:size].ljust(size)))
-
-
-def _choose(
-    exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
-) -> List[str]:
-    """The best compressor for each tensor. The log of rank 0 gives the reasons."""
-    topology = exchange.topology()
-    measure = functools.partial(measured, exchange, topology)
-    ready = _ready(gradients)
-    return selection.chosen(tensors, topology, measure, ready, says=exchange.rank == 0)
 
 
 def _ready(gradients: Iterable[NDArray]) -> List[float]:
@@ -94,21 +83,21 @@ def _ready(gradients: Iterable[NDArray]) -> List[float]:
 _links: WeakKeyDictionary[Exchange, Link] = WeakKeyDictionary()
 
 
-def measured(
-    exchange: Exchange, topology: Topology, compressors: Mapping[str, CompressionParams]
-) -> Measured:
-    """Measure the cluster's network and the speed of these compressors; takes some seconds."""
-    with exchange.uncounted():
-        if exchange not in _links:
-            before = set(exchange.channels.tensors)
-            _links[exchange] = probe.link(_Workers(exchange, "probe of the link"), topology)
-            exchange.channels.hide(exchange.channels.tensors.keys() - before)
-        return Measured(_links[exchange], probe.speeds(_Workers(exchange, "probe"), compressors))
-
-
-class _Workers(probe.Workers):
-    def __init__(self, exchange: Exchange, name: str) -> None:
+class Workers(probe.Workers):
+    def __init__(self, exchange: Exchange, name: str = "probe") -> None:
         self._exchange, self._name = exchange, name
+        self.topology, self.logs = exchange.topology(), exchange.rank == 0
+
+    def measured(self, compressors: Mapping[str, CompressionParams]) -> Measured:
+        """Measure the network only once."""
+        exchange = self._exchange
+        with exchange.uncounted():
+            if exchange not in _links:
+                before = set(exchange.channels.tensors)
+                workers = Workers(exchange, "probe of the link")
+                _links[exchange] = probe.link(workers, self.topology)
+                exchange.channels.hide(exchange.channels.tensors.keys() - before)
+            return Measured(_links[exchange], probe.speeds(self, compressors))
 
     def join(self, about: str) -> None:
         self._exchange.agree("step", [("", {"probe": about})])

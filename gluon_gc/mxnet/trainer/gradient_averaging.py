@@ -23,7 +23,7 @@ from ..state import tensor_states
 from . import freshness
 from .automatic import of_root, settled
 from .averaging import Averaging, StepArguments, Update
-from .momentum import Momentum, require_outside, require_unchanged
+from .momentum import Momentum, require_outside
 from .optimizer_facts import next_rate
 from .parameters import gradient_of, tensor_of
 
@@ -161,8 +161,8 @@ class GradientAveraging(Averaging):
         optimizer, scaler = arguments.optimizer, arguments.scaler
         batch_size, ignore_stale_grad = arguments.batch_size, arguments.ignore_stale_grad
         if self._momentum is not None:
-            require_outside(optimizer)  # load_states may have replaced it
-            require_unchanged(optimizer, self._momentum.mu)
+            # load_states may have replaced the optimizer.
+            require_outside(optimizer, self._momentum.mu)
         self.leave_out_unapplied()
         shared = {
             "algorithm": None,

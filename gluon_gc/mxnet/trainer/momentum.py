@@ -1,11 +1,4 @@
-"""Momentum that neither the compressor nor the optimizer applies.
-
-If the compressor of any parameter applies momentum to the gradient, the optimizer applies none.
-This module then applies the rest: the momentum of uncompressed gradients, and the part of weight
-decay in the optimizer's momentum. Momentum before compression is from Zheng et al. 2019
-("Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback"). The part of
-weight decay follows BytePS.
-"""
+"""Momentum that neither the compressor nor the optimizer applies; see `compression.momentum`."""
 
 from __future__ import annotations
 
@@ -22,9 +15,6 @@ from ...compression.momentum import require_linear
 from ...exchange.plan import working_dtype
 from ..exchange.gradient import legacy
 
-LINEAR = (SGD, NAG)
-"""MXNet's optimizers with momentum whose updates are linear in the gradient."""
-
 
 def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
     """An optimizer's momentum, or None without, and whether it is Nesterov momentum."""
@@ -32,18 +22,15 @@ def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
     return float(mu) if mu else None, isinstance(optimizer, NAG)
 
 
-def require_outside(optimizer: Optimizer) -> None:
-    """Raise ValueError unless an update is linear in the gradient and does not clip it."""
-    require_linear(optimizer, LINEAR)
+def require_outside(optimizer: Optimizer, mu: float) -> None:
+    """Raise ValueError unless momentum mu can be applied outside this optimizer."""
+    require_linear(optimizer, (SGD, NAG))
     limit = optimizer.clip_gradient
     if limit and limit > 0:
         raise ValueError(
             f"momentum is applied without clip_gradient, got {limit}: pass max_grad_norm to the "
             "trainer, or leave out 'momentum' (and use another compressor than dgc)"
         )
-
-
-def require_unchanged(optimizer: Optimizer, mu: float) -> None:
     if optimizer.momentum != mu:
         raise ValueError(
             f"the optimizer's momentum is {optimizer.momentum} now, but compressors apply {mu}: "
@@ -61,7 +48,10 @@ def switched_off(optimizer: Optimizer) -> Iterator[None]:
 
 
 class Momentum:
-    """The state of momentum mu, in the dtype that compressors compute in."""
+    """Momentum mu. Its state has the dtype that compressors compute in.
+
+    The keys are (index,) for m, and (index, number of the context) for w.
+    """
 
     def __init__(self, mu: float, nesterov: Callable[[int], bool]) -> None:
         self.mu, self._nesterov = mu, nesterov
@@ -80,18 +70,11 @@ class Momentum:
         self._state.update(self._earlier)
         self._earlier = {}
 
-    def _of(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
-        """The state with this key, on the context of `like`; initially zeros."""
-        if key not in self._state:
-            dtype = working_dtype(np.dtype(like.dtype).name)
-            self._state[key] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
-        self._state[key] = self._state[key].as_in_context(like.context)
-        return self._state[key]
-
     def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
-        """m = mu m + g, then g = g + mu m (Nesterov) or g = m (classic), equal on all contexts."""
+        """Apply momentum to an uncompressed gradient, with equal copies on all contexts."""
         first, *others = legacy(gradients)
-        m = self._multiplied((index,), first)
+        m = self._to_change((index,), first)
+        m *= self.mu
         m += first.astype(m.dtype, copy=False)
         if self._nesterov(index):
             first += (self.mu * m).astype(first.dtype, copy=False)
@@ -100,30 +83,26 @@ class Momentum:
         for other in others:
             first.copyto(other)
 
-    def _multiplied(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
-        """mu m, in place unless the exchange may be taken back."""
-        m = self._of(key, like)
-        if not self._keeps_earlier:
-            m *= self.mu
-            return m
-        self._earlier[key], self._state[key] = m, self.mu * m
-        return self._state[key]
-
     def _to_change(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
-        """The state with this key, to be changed in place: a copy if it may be taken back."""
-        w = self._of(key, like)
+        """The state with this key, on the context of `like`; zeros at first.
+
+        The caller changes it in place: it is a copy if the change may be taken back.
+        """
+        state = self._state.get(key)
+        if state is None:
+            dtype = working_dtype(np.dtype(like.dtype).name)
+            state = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
+        state = state.as_in_context(like.context)
         if self._keeps_earlier:
-            self._earlier.setdefault(key, w)
-            w = self._state[key] = w.copy()
-        return w
+            self._earlier.setdefault(key, state)
+            state = state.copy()
+        self._state[key] = state
+        return state
 
     def add_weight_decay(
         self, optimizer: Optimizer, params: Sequence[Parameter], rescale: float
     ) -> None:
-        """w = mu (w + wd x), then g = g + w / rescale: the optimizer will multiply g by `rescale`.
-
-        Classic momentum adds the w of the step before. Stale gradients are not updated.
-        """
+        """Add w / rescale to fresh gradients, because the optimizer multiplies by `rescale`."""
         for index, param in enumerate(params):
             if param.grad_req != "null":
                 self._add_weight_decay(index, optimizer._get_wd(index), param, rescale)
@@ -151,7 +130,7 @@ class Momentum:
         self._earlier.clear()
 
     def state(self) -> Dict[Tuple[int, ...], np.ndarray]:
-        """For a checkpoint: m by (index,), and w of weight decay by (index, context)."""
+        """For a checkpoint."""
         return {key: array.asnumpy() for key, array in self._state.items()}
 
     def load_state(

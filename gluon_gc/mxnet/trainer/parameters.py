@@ -115,7 +115,7 @@ class Compressions:
         compressors = (self.default, *self._parsed.values())
         if mu is None or all(params.mu is None for params in compressors):
             return None
-        require_outside(optimizer)
+        require_outside(optimizer, mu)
         return Momentum(mu, self._nesterov)
 
     def of(self, index: int) -> CompressionParams:

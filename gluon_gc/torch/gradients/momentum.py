@@ -1,14 +1,8 @@
-"""Momentum that gluon_gc applies instead of the optimizer.
+"""Momentum that gluon_gc applies instead of the optimizer; see `compression.momentum`.
 
-Momentum is applied to the gradient before compression. Two parts remain for the optimizer's step:
-the momentum of gradients that are sent uncompressed, and the weight decay's part of the momentum.
-During the step, the optimizer's own momentum is 0. Outside of it, the parameter groups have the
-momentum that the user or a scheduler has set, and compression follows it.
-
-References
-----------
-Zheng et al., "Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback",
-NeurIPS 2019.
+The compressor applies that of compressed gradients, and this module the rest, in the optimizer's
+step. During the step, the optimizer's own momentum is 0. Outside of it, the parameter groups have
+the momentum that the user or a scheduler has set, and compression follows it.
 """
 
 from __future__ import annotations
@@ -68,7 +62,6 @@ class Momentum:
         self._loaded = True
 
     def _current(self) -> float:
-        """Return the momentum that the parameter groups have now."""
         self.after_step()  # if the last step has failed
         groups = param_groups(self.optimizer)
         kinds = sorted({(group["momentum"], group["nesterov"]) for group in groups})
@@ -96,10 +89,10 @@ class Momentum:
     def take_loaded(
         self, parameters: Mapping[str, torch.nn.Parameter]
     ) -> Optional[Dict[str, torch.Tensor]]:
-        """Take over the momentum that the optimizer has applied itself so far, by parameter name.
+        """Take over the optimizer's own momentum, by parameter name, after a plain checkpoint.
 
-        It is there after a plain checkpoint was loaded, and contains the weight decay's part. It
-        replaces all other momentum of the parameter. None: nothing was loaded since the last call.
+        It contains the weight decay's part, and replaces all other momentum of the parameter. None:
+        nothing was loaded since the last call.
         """
         if not self._loaded:
             return None
@@ -124,9 +117,9 @@ class Momentum:
     def before_step(
         self, parameters: Iterable[Tuple[str, torch.nn.Parameter]], exempted: Collection[str]
     ) -> None:
-        """Change averaged gradients into gradients for an optimizer without momentum.
+        """Turn averages into gradients for an optimizer without momentum.
 
-        `exempted` are the names of parameters whose compressor applies no momentum.
+        `exempted` are the names of parameters whose compressor applies none.
         """
         mu = self._current()
         decay = {
@@ -162,7 +155,6 @@ class Momentum:
         self._taken = []
 
     def _of(self, kind: str, name: str, like: torch.Tensor) -> torch.Tensor:
-        """Return the state of this kind and name; zeros at first."""
         states = self.state[kind]
         if name not in states:
             dtype = torch.float32 if like.dtype.itemsize < 4 else like.dtype
@@ -171,7 +163,6 @@ class Momentum:
         return states[name]
 
     def _add_to_gradient(self, name: str, gradient: torch.Tensor) -> None:
-        """m = mu m + g; then g = g + mu m with Nesterov momentum, else g = m."""
         m = self._of("gradient", name, gradient)
         m.mul_(self.mu).add_(gradient)
         if self._has_nesterov[name]:
@@ -180,7 +171,6 @@ class Momentum:
             gradient.copy_(m)
 
     def _add_weight_decay(self, name: str, parameter: torch.nn.Parameter, decay: float) -> None:
-        """w = mu (w + decay x); then g = g + w. Classic momentum adds the w before the update."""
         if not decay and name not in self.state["weight_decay"]:
             return
         w = self._of("weight_decay", name, parameter.detach())

@@ -8,7 +8,7 @@ import gluon_gc as bps
 from gluon_gc.auto.choice import Topology
 from gluon_gc.compression import parse
 from gluon_gc.mxnet.kvstore.local import Local
-from gluon_gc.mxnet.trainer import automatic as probe
+from gluon_gc.mxnet.trainer.automatic import Workers
 from gluon_gc.state.fitting import saved_compressions
 from tests.mxnet.cluster.jobs import backward, gradients
 
@@ -125,5 +125,7 @@ def test_all_that_a_probe_exchanges_has_a_message(names, monkeypatch):
 
     monkeypatch.setattr(exchange, "start", noted)
     compressors = {name: parse({"compressor": name}) for name in names}
-    probe.measured(exchange, Topology(machines=2, servers=0), compressors)
+    workers = Workers(exchange)
+    workers.topology = Topology(machines=2, servers=0)
+    workers.measured(compressors)
     assert len(sent) > 20 and not set().union(*sent)

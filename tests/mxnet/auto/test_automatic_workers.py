@@ -12,7 +12,7 @@ from gluon_gc.auto.choice import Link, Measured, Way
 from gluon_gc.auto.local_steps import StepClock
 from gluon_gc.auto.speed import Speed
 from gluon_gc.log import logger
-from gluon_gc.mxnet.trainer import automatic as probe
+from gluon_gc.mxnet.trainer.automatic import Workers
 from tests.mxnet.cluster.hosts import Hosts, needs_namespaces
 from tests.mxnet.cluster.jobs import backward, gradients_of, parameters
 from tests.mxnet.cluster.standing import run, run_horovod, run_local, run_machine
@@ -59,7 +59,7 @@ def automatic(folder, accuracy, optimizer="sgd"):
     if optimizer == "sgd":
         auto["momentum"], settings["momentum"] = "nesterov", 0.9
     file, half, end = f"{folder}/automatic-{bps.rank()}", 2, 4
-    result, really = {}, probe.measured
+    result, really = {}, Workers.measured
 
     def train(name, rate=None, begin=0, compression=auto, overrides=None):
         params = parameters(SHAPES)
@@ -69,7 +69,7 @@ def automatic(folder, accuracy, optimizer="sgd"):
             params, optimizer, dict(settings), compression_params=compression
         )
         link = measured_link(rate or 0.0)
-        probe.measured = really if rate is None else lambda *_: link
+        Workers.measured = really if rate is None else lambda *_: link
         if begin:
             for i, param in enumerate(params):
                 param.set_data(mx.nd.array(result[f"half/w{i}"]))
@@ -96,8 +96,14 @@ def automatic(folder, accuracy, optimizer="sgd"):
         train("overridden", rate=1e6, overrides={0: {"compressor": "dithering", "k": 2, "seed": 1}})
         train("measured")
     finally:
-        probe.measured = really
+        Workers.measured = really
     return result
+
+
+def decision_of(trainer):
+    """Return what "auto" chose for the trainer's algorithm, as text; [] if nothing."""
+    automatic = trainer._averaging._automatic  # None: there was nothing to choose
+    return [] if automatic is None else list(map(str, automatic.decision or ()))
 
 
 def automatic_local_steps(folder, rate, seconds):
@@ -131,28 +137,27 @@ def automatic_local_steps(folder, rate, seconds):
                 backward(params, gradients_of(bps.rank(), step, SHAPES))
                 trainer.step(1)
         result.update((f"{name}/w{i}", p.data().asnumpy()) for i, p in enumerate(params))
-        decision = trainer._averaging._automatic.decision or ()
-        result[f"{name}/decision"] = list(map(str, decision))
+        result[f"{name}/decision"] = decision_of(trainer)
         result[f"{name}/log"] = lines
         return trainer
 
-    really, clocked = probe.measured, StepClock.seconds
+    really, clocked = Workers.measured, StepClock.seconds
     # The other workers' steps are shorter.
     StepClock.seconds = property(lambda clock: seconds / (1 + bps.rank()))
     try:
-        probe.measured = lambda *_: measured_link(rate)
+        Workers.measured = lambda *_: measured_link(rate)
         chosen = train("chosen")
         tensor = next(iter(chosen._averaging.tensors.values()))
         every = chosen._averaging.described["every"]
         train("given", compression=tensor.params.given(), every=every)
         train("early", begin=3)
-        probe.measured = lambda *_: measured_link(1e15)
+        Workers.measured = lambda *_: measured_link(1e15)
         for begin in (7, 29):
             train(f"late{begin}", begin=begin)
-        StepClock.seconds, probe.measured = clocked, really
+        StepClock.seconds, Workers.measured = clocked, really
         train("measured", end=7)
     finally:
-        StepClock.seconds, probe.measured = clocked, really
+        StepClock.seconds, Workers.measured = clocked, really
     return result
 
 
@@ -166,7 +171,7 @@ def automatic_powersgd(folder, rate):
 
     def train(name, begin=None, rate=None, compression=auto, algorithm="powersgd"):
         if rate is not None:
-            probe.measured = lambda *_: measured_link(rate)
+            Workers.measured = lambda *_: measured_link(rate)
         params = parameters(SHAPES)
         options = {"name": algorithm, "rank": 2} if algorithm else None
         trainer = bps.DistributedTrainer(
@@ -186,11 +191,10 @@ def automatic_powersgd(folder, rate):
                 trainer.step(1)
         result.update((f"{name}/w{i}", p.data().asnumpy()) for i, p in enumerate(params))
         if algorithm:
-            decision = trainer._averaging._automatic.decision or ()
-            result[f"{name}/decision"] = list(map(str, decision))
+            result[f"{name}/decision"] = decision_of(trainer)
             result[f"{name}/log"] = lines
 
-    really = probe.measured
+    really = Workers.measured
     try:
         train("chosen", rate=slow)
         train("given", compression={"fp16": True})
@@ -198,10 +202,10 @@ def automatic_powersgd(folder, rate):
         train("late", begin=3, rate=1e15)
         train("fast")
         train("plain", compression=None, algorithm=None)
-        probe.measured = really
+        Workers.measured = really
         train("measured")
     finally:
-        probe.measured = really
+        Workers.measured = really
     return result
 
 

@@ -20,6 +20,7 @@ from gluon_gc.auto.local_steps import (
     choose,
     seconds_of_round,
 )
+from gluon_gc.auto.probe import Workers
 from gluon_gc.auto.speed import Speed
 from gluon_gc.compression import candidates, parse
 from gluon_gc.exchange.plan import Tensor
@@ -138,8 +139,10 @@ def automatic(params, given=None):
 
 
 def chosen(chooser, rate, step_seconds, params=AUTO):
-    measure = lambda compressors: cluster(rate)  # noqa: E731
-    return chooser.choose(vectors(params), [()], TOPOLOGY, measure, step_seconds)
+    workers = Workers()
+    workers.topology, workers.logs = TOPOLOGY, True
+    workers.measured = lambda compressors: cluster(rate)
+    return chooser.choose(vectors(params), [()], workers, step_seconds)
 
 
 def test_aggressive_chooses_h_and_says_why(logged):
@@ -175,7 +178,9 @@ def test_the_other_accuracies_keep_h(accuracy, name):
 
 
 def test_where_nothing_is_sent_nothing_is_compressed_and_h_stays():
-    assert automatic({"w": AUTO}).choose(vectors(AUTO), [()], None, None, 1.0) == ("none", 30)
+    alone = Workers()
+    alone.topology = None
+    assert automatic({"w": AUTO}).choose(vectors(AUTO), [()], alone, 1.0) == ("none", 30)
 
 
 def test_the_time_of_a_step_is_the_median_of_five(monkeypatch):

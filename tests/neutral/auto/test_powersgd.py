@@ -8,6 +8,7 @@ from gluon_gc.auto.algorithm import Decision
 from gluon_gc.auto.algorithms import automatic
 from gluon_gc.auto.choice import Link, Measured, Topology, Way
 from gluon_gc.auto.low_rank import AutomaticPowerSGD
+from gluon_gc.auto.probe import Workers
 from gluon_gc.compression import parse
 from gluon_gc.exchange.plan import Tensor
 
@@ -32,8 +33,10 @@ def chosen(one, rate, seconds=1e-10, message=0.0):
     Values in float16 take as long as half as many in float32.
     """
     way = Way(message, rate)
-    measure = lambda compressors: Measured(Link(way, way, way), {})  # noqa: E731
-    return one.choose(TENSORS, SHAPES, TOPOLOGY, measure, seconds)
+    workers = Workers()
+    workers.topology, workers.logs = TOPOLOGY, True
+    workers.measured = lambda compressors: Measured(Link(way, way, way), {})
+    return one.choose(TENSORS, SHAPES, workers, seconds)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,9 @@ def test_before_the_choice_gradients_travel_whole_and_afterwards_as_was_chosen(l
 
 
 def test_where_nothing_is_sent_gradients_travel_whole():
-    assert chooser().choose(TENSORS, SHAPES, None, None, 1.0) == ("none", 0)
+    alone = Workers()
+    alone.topology = None
+    assert chooser().choose(TENSORS, SHAPES, alone, 1.0) == ("none", 0)
 
 
 def test_a_parameters_own_compression_stays():
