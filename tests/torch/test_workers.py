@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import gluon_gc.torch as bps
-from gluon_gc.auto.choice import Link, Measured, Way
+from gluon_gc.auto.choice import Link, Measured, TrafficCost
 from gluon_gc.auto.speed import Speed
 from gluon_gc.env import ConfigurationError
 from gluon_gc.torch import automatic
@@ -610,7 +610,7 @@ def test_wrong_settings():
 @contextmanager
 def link_of(bytes_per_second):
     """In the block, "auto" measures this link speed, and kernels that take no time."""
-    way, fast = Way(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
+    way, fast = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
 
     def said(exchange, topology, compressors):
         return Measured(Link(way, way, way), dict.fromkeys(compressors, fast))

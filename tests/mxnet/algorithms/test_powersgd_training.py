@@ -7,14 +7,14 @@ import pytest
 
 from gluon_gc import state as checkpoint
 from gluon_gc.mxnet.algorithms.algorithm import MXNet
-from gluon_gc.state import Key as Place
+from gluon_gc.state import Key
 from tests.mxnet.cluster.jobs import backward, gradients, make
 from tests.mxnet.states.test_states import write
 
 SHAPES = [(40, 3, 3, 3), (7,), (30, 20)]
 POWERSGD = {"name": "powersgd", "rank": 2}
 SGD = {"learning_rate": 0.125}
-TOTAL = Place(0, "local", "total")
+TOTAL = Key(0, "local", "total")
 
 
 def made(compression_params=None, contexts=1, algorithm=POWERSGD, **more):

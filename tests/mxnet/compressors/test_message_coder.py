@@ -17,7 +17,7 @@ from gluon_gc.compression import CompressionParams, registry
 from gluon_gc.exchange.plan import Tensor, cut, working_dtype
 from gluon_gc.mxnet.engine import operators
 from gluon_gc.mxnet.exchange.channel import Channel
-from gluon_gc.mxnet.exchange.codec import MessageCodec, Part
+from gluon_gc.mxnet.exchange.coder import MessageCoder, Part
 from gluon_gc.mxnet.exchange.gradient import Gradient, Job
 from tests.neutral.compressors.cases import RATIOS, START, each_compressor, options_of
 
@@ -94,9 +94,9 @@ class Message(NamedTuple):
         alike = 0 if self.params.compressor.traits.draws_alike else node
         return [(START[0] + i, START[1] + alike) for i in range(len(self.sizes))]
 
-    def codec(self, node: int = 0) -> MessageCodec:
+    def codec(self, node: int = 0) -> MessageCoder:
         parts = [Part(n, start) for n, start in zip(self.sizes, self.starts(node))]
-        codec = MessageCodec(self.params, self.work, parts)
+        codec = MessageCoder(self.params, self.work, parts)
         if self.epoch is not None:
             codec.set_epoch(self.epoch)
         return codec
@@ -156,13 +156,13 @@ def in_mxnet(gradients: List[np.ndarray]) -> List[mx.nd.NDArray]:
     return [mx.nd.array(gradient, dtype=gradient.dtype) for gradient in gradients]
 
 
-def compressed(codec: MessageCodec, message: Message, step: int = 0, node: int = 0, **kwargs: Any):
+def compressed(codec: MessageCoder, message: Message, step: int = 0, node: int = 0, **kwargs: Any):
     """Return a node's message."""
     gradients = in_mxnet(message.gradients(step, node))
     return codec.compress(gradients, message.places, SCALE, **kwargs)
 
 
-def decompressed(codec: MessageCodec, received: Any, message: Message, **kwargs: Any):
+def decompressed(codec: MessageCoder, received: Any, message: Message, **kwargs: Any):
     """Return gradients that contained 7 before, after decompression."""
     results = in_mxnet([np.full_like(gradient, 7) for gradient in message.gradients(0)])
     codec.decompress(received, results, message.places, **kwargs)
@@ -180,7 +180,7 @@ def payloads_in(message: mx.nd.NDArray, codecs: List[kernels.Codec]) -> List[byt
     return used(codecs, np.split(message.asnumpy().view(np.uint8).ravel(), ends[:-1]))
 
 
-def framed_words(codec: MessageCodec, payloads: List[bytes]) -> np.ndarray:
+def framed_words(codec: MessageCoder, payloads: List[bytes]) -> np.ndarray:
     """Return the expected contents of a message's rows."""
     body, rows = b"".join(payloads), codec.rows()
     if rows.varies:
@@ -373,7 +373,7 @@ def test_a_chunk_that_is_not_finite_is_counted_and_raised_if_it_is_refused(name,
     starts = message.starts(0)
     called = ("the gradient of a", "the gradient of b") if refused else ("", "")
     parts = [Part(n, *rest) for n, *rest in zip(message.sizes, starts, called)]
-    codec = MessageCodec(message.params, message.work, parts)
+    codec = MessageCoder(message.params, message.work, parts)
     decompressed(codec, [compressed(codec, message)], message)
     gradients = message.gradients(1)
     (_, begin) = message.places[1]
@@ -497,7 +497,7 @@ def test_a_chunk_that_ends_behind_its_gradient_is_an_error():
 
 def test_a_sum_of_2_gib_is_refused_since_mxnet_counts_bytes_in_an_int():
     params = CompressionParams(registry["topk"](3))
-    codec = MessageCodec(params, "float64", [Part(2**28)])
+    codec = MessageCoder(params, "float64", [Part(2**28)])
     with failing("the memory of a call must be at most 2147483583 bytes, got 21"):
         codec.aggregate(mx.nd.zeros((1, 36), dtype="uint8"), 1).wait_to_read()
 
@@ -523,7 +523,7 @@ def test_a_tensor_that_takes_no_part_travels_as_zeros_and_is_left_alone(name):
         channel.encode(Job(given))
         for channel, given in ((absent, some), (present, gradients(zeroed)))
     ]
-    codecs = absent.codec.codecs
+    codecs = absent.coder.codecs
     assert payloads_in(sent[0], codecs) == payloads_in(sent[1], codecs)
     before = values["b"].asnumpy()
     absent.deliver(sent[:1], some)

@@ -15,7 +15,7 @@ SCALE = 1 / 3
 
 
 class Node:
-    """The codecs of a `test_message_codec.Message` on a device.
+    """The codecs of a `test_message_coder.Message` on a device.
 
     `more` are codec options that compression_params do not have.
     """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gluon_gc import state as checkpoint
-from gluon_gc.state import Key as Place
+from gluon_gc.state import Key
 from tests.mxnet.states.test_states import SHAPES, contents, rewrite, trained, write
 
 DITHERING = {"compressor": "dithering", "k": 8, "seed": 7, "ef": "vanilla"}
@@ -44,7 +44,7 @@ def assert_refused(files, message, trainer=None):
 
 
 def test_residuals_of_the_workers_of_a_node_count_once(three, tmp_path):
-    residual = Place(0, "worker", "residual")
+    residual = Key(0, "worker", "residual")
     for file in three:
         states = checkpoint.read(file)
         arrays = {**states.arrays, residual: arrays_of(three[2])[residual].copy()}
@@ -144,6 +144,6 @@ def test_parameters_may_be_new_or_gone(tmp_path, logged):
     for place, array in arrays_of(file).items():
         if place.tensor == 0 and place.what != "stream":
             np.testing.assert_array_equal(again[place._replace(tensor=1)], array)
-    assert not again[Place(0, "worker", "residual")].any()
+    assert not again[Key(0, "worker", "residual")].any()
     states, other = trainer._updaters[0].states, saved._updaters[0].states
     assert states.keys() == {1} and other.keys() == {0, 1}

@@ -156,7 +156,7 @@ def test_rows_of_a_step_that_is_left_out_leave_no_trace(kind, ef):
 def test_only_trainers_that_may_leave_steps_out_keep_a_second_state():
     def earlier(trainer):
         channels = trainer._averaging.exchange.channels
-        codecs = [channel.codec for channel in channels if channel.codec is not None]
+        codecs = [channel.coder for channel in channels if channel.coder is not None]
         return [array for codec in codecs for array in codec.memory.earlier]
 
     params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")
