@@ -40,9 +40,9 @@ def test_a_chunk_has_its_elements_of_arrays_that_are_cut_otherwise(size, before,
     values = np.random.default_rng(size).random(size, np.float32)
     arrays = {Key("other", "worker", "residual"): np.ones(size, np.float32)}
     for piece in slices("x", size, before):
-        place = Key("x", "worker", "residual", piece.begin)
-        arrays[place] = values[piece.begin : piece.end]
-        arrays[place._replace(node="aggregator")] = -values[piece.begin : piece.end]
+        key = Key("x", "worker", "residual", piece.begin)
+        arrays[key] = values[piece.begin : piece.end]
+        arrays[key._replace(node="aggregator")] = -values[piece.begin : piece.end]
     saved = SavedArrays(arrays)
     for piece in slices("x", size, now):
         layout = {"residual": ((piece.size,), "float32"), "momentum": ((piece.size,), "float32")}
@@ -69,10 +69,10 @@ def test_a_chunk_goes_on_in_the_stream_of_the_chunk_that_had_its_first_element()
 def test_what_overlaps_slices_is_found_by_tensor():
     array = np.arange(10.0)
     slices_by_tensor = by_tensor([Slice("x", 0, 4), Slice("x", 8, 20), Slice("y", 0, 3)])
-    place = Key("x", "worker", "residual", 5)
+    key = Key("x", "worker", "residual", 5)
     found = [piece for _, _, piece in slices_by_tensor["x"].overlapping(5, 15)]
     assert found == [Slice("x", 8, 20)]
-    begin, values = part(place, array, found[0])
+    begin, values = part(key, array, found[0])
     assert begin == 8 and values.tolist() == array[3:].tolist()
 
 

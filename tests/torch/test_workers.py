@@ -610,10 +610,10 @@ def test_wrong_settings():
 @contextmanager
 def link_of(bytes_per_second):
     """In the block, "auto" measures this link speed, and kernels that take no time."""
-    way, fast = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
+    cost, fast = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
 
     def said(exchange, topology, compressors):
-        return Measured(Link(way, way, way), dict.fromkeys(compressors, fast))
+        return Measured(Link(cost, cost, cost), dict.fromkeys(compressors, fast))
 
     really, automatic.measured = automatic.measured, said
     try:

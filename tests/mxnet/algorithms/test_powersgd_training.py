@@ -47,7 +47,7 @@ def test_a_checkpoint_has_the_factors_once_and_each_workers_total(tmp_path):
     others, other = made()
     other.load_states(file)
     assert_equal(train(params, trainer, range(3, 6)), train(others, other, range(3, 6)))
-    kinds = {(place.node, place.what) for place in checkpoint.read(file).arrays}
+    kinds = {(key.node, key.what) for key in checkpoint.read(file).arrays}
     factors = {("trainer", "left_factor"), ("trainer", "right_factor")}
     assert kinds == {("local", "parameter"), ("local", "total"), *factors}
 
@@ -58,7 +58,7 @@ def test_the_mean_of_the_residuals_of_two_workers_is_kept(tmp_path):
     totals = []
     for rank, file in enumerate(files):
         states = checkpoint.read(file)
-        arrays = {place: array.copy() for place, array in states.arrays.items()}
+        arrays = {key: array.copy() for key, array in states.arrays.items()}
         arrays[TOTAL] += rank
         totals.append(arrays[TOTAL])
         header = {**states.header, "world_size": 2, "rank": rank}

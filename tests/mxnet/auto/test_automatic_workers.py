@@ -27,9 +27,9 @@ def weights(result, name):
 
 def measured_link(rate):
     """Return what a probe would measure on a link of this speed."""
-    way = TrafficCost(0.0, rate)
+    cost = TrafficCost(0.0, rate)
     kernels = dict.fromkeys(("bytegrad", "blockwise", "onebit", "topk"), Speed(0.0, 0.0, 0.0))
-    return Measured(Link(way, way, way), kernels)
+    return Measured(Link(cost, cost, cost), kernels)
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class Message(NamedTuple):
         return codec
 
     @property
-    def places(self) -> Tuple[Tuple[int, int], ...]:
+    def offsets(self) -> Tuple[Tuple[int, int], ...]:
         """For each chunk: its tensor and its start. The first chunk starts at element 1."""
         if self.cut:
             return tuple((0, 1 + at) for at in itertools.accumulate((0, *self.sizes[:-1])))
@@ -114,12 +114,12 @@ class Message(NamedTuple):
         return [random.standard_normal(n).astype(self.dtype) for n in lengths]
 
     def chunks(self, gradients: List[np.ndarray]) -> List[np.ndarray]:
-        places = zip(self.places, self.sizes)
-        return [gradients[i][at : at + n].astype(self.work) for (i, at), n in places]
+        offsets = zip(self.offsets, self.sizes)
+        return [gradients[i][at : at + n].astype(self.work) for (i, at), n in offsets]
 
     def gradients_with(self, chunks: List[np.ndarray]) -> List[np.ndarray]:
         results = [np.full_like(gradient, 7) for gradient in self.gradients(0)]
-        for (i, at), chunk in zip(self.places, chunks):
+        for (i, at), chunk in zip(self.offsets, chunks):
             cast = kernels.half_from_float(chunk) if self.dtype == "float16" else chunk
             results[i][at : at + chunk.size] = cast
         return results
@@ -159,13 +159,13 @@ def in_mxnet(gradients: List[np.ndarray]) -> List[mx.nd.NDArray]:
 def compressed(codec: MessageCoder, message: Message, step: int = 0, node: int = 0, **kwargs: Any):
     """Return a node's message."""
     gradients = in_mxnet(message.gradients(step, node))
-    return codec.compress(gradients, message.places, SCALE, **kwargs)
+    return codec.compress(gradients, message.offsets, SCALE, **kwargs)
 
 
 def decompressed(codec: MessageCoder, received: Any, message: Message, **kwargs: Any):
     """Return gradients that contained 7 before, after decompression."""
     results = in_mxnet([np.full_like(gradient, 7) for gradient in message.gradients(0)])
-    codec.decompress(received, results, message.places, **kwargs)
+    codec.decompress(received, results, message.offsets, **kwargs)
     return [result.asnumpy() for result in results]
 
 
@@ -189,11 +189,11 @@ def framed_words(codec: MessageCoder, payloads: List[bytes]) -> np.ndarray:
     return np.pad(words, (0, -words.size % rows.row_words), constant_values=FRAMED_ZERO)
 
 
-def sent_words(message: Any, rows: Any, place: int) -> np.ndarray:
-    """Return the contents of a message's rows, whose indices must start at its place."""
+def sent_words(message: Any, rows: Any, rank: int) -> np.ndarray:
+    """Return the contents of a message's rows, whose indices must start at its rank."""
     count = message.indices.shape[0]
     assert 1 <= count <= rows.count
-    assert message.indices.asnumpy().tolist() == [place * rows.count + i for i in range(count)]
+    assert message.indices.asnumpy().tolist() == [rank * rows.count + i for i in range(count)]
     return message.data.asnumpy().view(np.uint32).ravel()
 
 
@@ -376,9 +376,9 @@ def test_a_chunk_that_is_not_finite_is_counted_and_raised_if_it_is_refused(name,
     codec = MessageCoder(message.params, message.work, parts)
     decompressed(codec, [compressed(codec, message)], message)
     gradients = message.gradients(1)
-    (_, begin) = message.places[1]
+    (_, begin) = message.offsets[1]
     gradients[0][begin : begin + message.sizes[1]] = np.nan
-    sent = codec.compress(in_mxnet(gradients), message.places)
+    sent = codec.compress(in_mxnet(gradients), message.offsets)
     if refused:
         with failing("the gradient of b has a NaN or an infinity in step 2"):
             decompressed(codec, [sent], message)
@@ -395,11 +395,11 @@ def test_without_a_meter_the_operators_do_the_same_and_say_what_is_finite(name):
     for step in range(2):
         gradients = message.gradients(step)
         if step == 1:
-            (_, begin) = message.places[1]
+            (_, begin) = message.offsets[1]
             gradients[0][begin : begin + message.sizes[1]] = np.nan
         payloads = expected.compress(gradients, 0.5)
         sent = node.compress(gradients, ratio=0.5)
-        metered = codec.compress(in_mxnet(gradients), message.places, SCALE, ratio=0.5)
+        metered = codec.compress(in_mxnet(gradients), message.offsets, SCALE, ratio=0.5)
         lengths = [len(payload) for payload in used(expected.codecs, payloads)]
         assert payloads_in(sent, expected.codecs) == payloads_in(metered, expected.codecs)
         *got, statuses = node.decompress(sent.asnumpy(), 1)

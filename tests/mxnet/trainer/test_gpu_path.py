@@ -83,8 +83,8 @@ def train(exchange, contexts, dtype, missing=(), out_of_place=False, max_norm=No
             results.update({f"{step}/{t}/{i}": x.asnumpy() for i, x in enumerate(arrays)})
             if out_of_place:
                 assert all(np.array_equal(x.asnumpy(), y) for x, y in zip(values[t], before[t]))
-    for place, array in tensor_states.state(exchange, SIZES.keys()):
-        results["/".join(map(str, place[:3]))] = array
+    for key, array in tensor_states.state(exchange, SIZES.keys()):
+        results["/".join(map(str, key[:3]))] = array
     (channel, *_) = exchange.channels
     done = channel.done()
     results["done"] = [done["calls"], done["sent_bytes"], done["received_bytes"]]

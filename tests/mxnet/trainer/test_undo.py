@@ -61,8 +61,8 @@ def trained(compression, kind, **more):
 def state_of(params, trainer):
     averaging = trainer._averaging
     arrays = {f"weight {param.name}": param.data().asnumpy() for param in params}
-    for place, array in tensor_states.state(averaging.exchange, averaging.names()):
-        arrays[place._replace(tensor=place.tensor.partition(".")[2])] = array
+    for key, array in tensor_states.state(averaging.exchange, averaging.names()):
+        arrays[key._replace(tensor=key.tensor.partition(".")[2])] = array
     arrays.update(averaging.arrays())
     arrays["steps"] = averaging.steps
     arrays["rates"] = sorted(averaging.learning_rates.last.items())

@@ -27,8 +27,8 @@ def tensors(accuracy="aggressive", sizes=SIZES, dtype="float32"):
 
 def cluster(rate, message=0.0, kernel=1e-10, payload_rate=None):
     """Return measurements of a cluster in which all links, messages and kernels are equal."""
-    way = TrafficCost(message, rate)
-    link = Link(way, way, TrafficCost(message, payload_rate or rate))
+    cost = TrafficCost(message, rate)
+    link = Link(cost, cost, TrafficCost(message, payload_rate or rate))
     return Measured(link, {name: Speed(kernel, kernel, kernel) for name in COMPRESSORS})
 
 
@@ -54,7 +54,7 @@ LOADS = [Load(0.1, 4096), Load(4.0, 2**18), Load(16.0, 2**20), Load(16.0, 2**22)
     st.floats(1e6, 1e10),
     st.sampled_from([1.0, 1.5, 2.0]),
 )
-def test_a_way_is_found_from_what_exchanges_take(latency, message, rate, passes):
+def test_a_cost_is_found_from_what_exchanges_take(latency, message, rate, passes):
     times = [(load, latency + load.messages * message + load.bytes / rate) for load in LOADS]
     found = TrafficCost.fitted(times, passes)
     for load, took in times[2:]:
@@ -72,9 +72,9 @@ def test_what_a_buffer_took_does_not_hide_the_rate():
     assert TrafficCost.fitted(times, 2.0).rate == pytest.approx(2 * 262144 / 0.28)
 
 
-def test_times_that_noise_has_turned_round_still_make_a_way():
-    way = TrafficCost.fitted([(load, 1.0 / (i + 1)) for i, load in enumerate(LOADS)], 1.0)
-    assert way.rate > 0 and way.message >= 0
+def test_times_that_noise_has_turned_round_still_make_a_cost():
+    cost = TrafficCost.fitted([(load, 1.0 / (i + 1)) for i, load in enumerate(LOADS)], 1.0)
+    assert cost.rate > 0 and cost.message >= 0
 
 
 @pytest.mark.parametrize("accuracy", ACCURACIES)

@@ -98,8 +98,8 @@ def test_h_is_no_less_than_the_algorithm_needs():
 
 
 def cluster(rate):
-    way, fast = TrafficCost(0.0, rate), Speed(0.0, 0.0, 0.0)
-    return Measured(Link(way, way, way), dict.fromkeys([*NAMES, repr(parse(OWN).given())], fast))
+    cost, fast = TrafficCost(0.0, rate), Speed(0.0, 0.0, 0.0)
+    return Measured(Link(cost, cost, cost), dict.fromkeys([*NAMES, repr(parse(OWN).given())], fast))
 
 
 OWN = {"compressor": "dithering", "k": 2, "seed": 1}

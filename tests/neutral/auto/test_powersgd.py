@@ -31,8 +31,8 @@ def chosen(one, rate, seconds=1e-10, message=0.0):
 
     Values in float16 take as long as half as many in float32.
     """
-    way = TrafficCost(message, rate)
-    measure = lambda compressors: Measured(Link(way, way, way), {})  # noqa: E731
+    cost = TrafficCost(message, rate)
+    measure = lambda compressors: Measured(Link(cost, cost, cost), {})  # noqa: E731
     return one.choose(TENSORS, SHAPES, TOPOLOGY, measure, seconds)
 
 
