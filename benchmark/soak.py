@@ -159,7 +159,7 @@ class Soak:
         return self._suspend(_HEARTBEAT + 6)
 
     def scan(self) -> str:
-        """Send foreign data to the meeting port, which ps-lite uses after all nodes have met."""
+        """Send foreign data to the rendezvous port, which ps-lite uses after all nodes joined."""
         return self._talk_to(self._nodes.port)
 
     def scan_any(self) -> str:

@@ -121,7 +121,7 @@ def page() -> str:
         "",
         *_table(("variable", "allowed", "default", "meaning"), variables),
         "",
-        "Other launchers set these variables to tell a worker its place among the others.",
+        "Other launchers set these variables to tell a worker its rank and the number of workers.",
         "bpslaunch sets the first six, which are torchrun's. With MXNet, gluon_gc reads them only",
         "to refuse a script that would train alone by mistake.",
         "",

@@ -62,8 +62,8 @@ class AutomaticAlgorithm:
         self.decision = Decision(*decision)
         name, value = self.decision
         self.algorithm = replace(self._given, **{self._given.chosen_option: value})
-        ways = {key: self.ways(params, name) for key, params in self._requested.items()}
-        self.params = {key: way for key, (_, way) in ways.items()}
+        own = {key: self.own_candidate(params, name) for key, params in self._requested.items()}
+        self.params = {key: candidate for key, (_, candidate) in own.items()}
 
     def saved_decision(
         self, saved: Mapping[Hashable, Any], algorithm: Optional[Mapping[str, Any]]
@@ -85,8 +85,8 @@ class AutomaticAlgorithm:
         option = self._given.chosen_option
         value = algorithm[option] if self.chooses_option else getattr(self._given, option)
         for name in self.names(list(requested.values())):
-            ways = {key: self.ways(params, name)[1] for key, params in requested.items()}
-            if all(is_saved_as(way, saved[key]) for key, way in ways.items()):
+            own = {key: self.own_candidate(params, name)[1] for key, params in requested.items()}
+            if all(is_saved_as(candidate, saved[key]) for key, candidate in own.items()):
                 return Decision(name, value)
         return None
 
@@ -125,6 +125,6 @@ class AutomaticAlgorithm:
         """The names of the candidates for these params, the most accurate first."""
         raise NotImplementedError
 
-    def ways(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
+    def own_candidate(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
         """A parameter's own candidate and its params, if candidate `name` is chosen for all."""
         raise NotImplementedError

@@ -46,14 +46,14 @@ class Load(NamedTuple):
         return cls(sum(min(1.0, size / plan.SMALL_BYTES) for size in sizes), sum(sizes))
 
 
-class Way(NamedTuple):
+class TrafficCost(NamedTuple):
     """The cost of one kind of traffic."""
 
     message: float  # seconds for each message, in addition to the time for its bytes
     rate: float  # bytes/s of the busiest link in each direction, or less if processors are slower
 
     @classmethod
-    def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> Way:
+    def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> TrafficCost:
         """Fit the cost to measured exchanges of one kind, the smallest first, with their seconds.
 
         The model is a fixed time, plus a time for each message, plus a time for each byte. The
@@ -79,9 +79,9 @@ class Way(NamedTuple):
 class Link(NamedTuple):
     """The cost of uncompressed values, which the engine sums, and of payloads."""
 
-    float32: Way
-    float16: Way
-    payload: Way
+    float32: TrafficCost
+    float16: TrafficCost
+    payload: TrafficCost
 
     @property
     def bits(self) -> float:
@@ -187,11 +187,11 @@ def seconds_of(
     """The predicted seconds for the exchange of a tensor with the candidate `name`, `params`."""
     chunks = plan.cut([replace(tensor, params=params)], partition_bytes, 0)
     compressed = params.compressor is not None
-    way = measured.link.payload if compressed else measured.link.float32
+    cost = measured.link.payload if compressed else measured.link.float32
     if not compressed and chunks[0].dtype == "float16":
-        way = measured.link.float16
+        cost = measured.link.float16
     load = Load.of(chunks)
-    total = load.messages * way.message + load.bytes * topology.passes / way.rate
+    total = load.messages * cost.message + load.bytes * topology.passes / cost.rate
     if compressed:
         words = np.dtype(plan.working_dtype(tensor.dtype)).itemsize / 4
         total += tensor.size * words * topology.compressing(measured.kernels[name])

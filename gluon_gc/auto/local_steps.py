@@ -89,11 +89,11 @@ def seconds_of_round(
     for name in names_of([tensor.params for tensor in tensors]):
         totals[name] = 0.0
         for tensor in tensors:
-            way = name_for(tensor.params, name)
-            params = own_candidates(tensor.params)[way]
+            own = name_for(tensor.params, name)
+            params = own_candidates(tensor.params)[own]
             if params.compressor is not None and tensor.num_bytes < min_compress_bytes:
-                way, params = PLAIN, CompressionParams()
-            totals[name] += seconds_of(tensor, way, params, measured, topology, partition_bytes)
+                own, params = PLAIN, CompressionParams()
+            totals[name] += seconds_of(tensor, own, params, measured, topology, partition_bytes)
     return totals
 
 
@@ -166,7 +166,7 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
     def names(self, several: Sequence[CompressionParams]) -> Sequence[str]:
         return names_of(several)
 
-    def ways(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
+    def own_candidate(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
         own = name_for(params, name)
         return own, own_candidates(params)[own]
 

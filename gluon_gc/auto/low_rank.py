@@ -37,7 +37,7 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
     def names(self, several: Sequence[CompressionParams]) -> Sequence[str]:
         return [PLAIN, FP16]
 
-    def ways(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
+    def own_candidate(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
         return (name, candidates(params)[name]) if params.accuracy else ("", params)
 
     def choose(
@@ -78,7 +78,13 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
     ) -> float:
         partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
         return sum(
-            seconds_of(tensor, *self.ways(tensor.params, name), measured, topology, partition_bytes)
+            seconds_of(
+                tensor,
+                *self.own_candidate(tensor.params, name),
+                measured,
+                topology,
+                partition_bytes,
+            )
             for tensor in tensors
         )
 

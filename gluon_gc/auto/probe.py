@@ -15,7 +15,7 @@ from ..compression import CompressionParams, parse
 from ..exchange import plan
 from ..exchange.plan import Tensor
 from . import speed
-from .choice import Link, Load, Measured, Topology, Way
+from .choice import Link, Load, Measured, Topology, TrafficCost
 from .speed import Speed
 
 _MESSAGES = 16  # tensors in one exchange
@@ -97,7 +97,9 @@ def link(workers: Workers, topology: Topology) -> Link:
     elements = (_MESSAGES * min(size, _MOST_ELEMENTS) for size in _SIZES)
     travels = [each.without(count * compressing) for each, count in zip(payloads, elements)]
     kinds_of_exchanges = (*plain, travels)
-    return Link(*(Way.fitted(exchanges, topology.passes) for exchanges in kinds_of_exchanges))
+    return Link(
+        *(TrafficCost.fitted(exchanges, topology.passes) for exchanges in kinds_of_exchanges)
+    )
 
 
 def _kinds() -> Dict[Tuple[str, int], CompressionParams]:

@@ -11,7 +11,7 @@ from .header import Stamp
 from .job import Task
 from .plan import Slice
 from .statistics import Meter, shares_of
-from .transfer import Link, Section, Stages
+from .transfer import HeadedChunks, Link, Stages
 
 LARGE_BYTES = 512 * 1024  # of a chunk; for smaller ones, the latency of a ring would dominate
 
@@ -42,8 +42,8 @@ class Allreduce(Stages):
         ranks = link.members.ranks
         sizes = [header.wire_size(1)]
         self._headers = link.collectives.to_all(link.members, link.tag, sizes, [[] for _ in ranks])
-        self._own = Section(self.chunks[:1], iter(self._headers.rooms), {})
-        self._of_all = Section(self.chunks[:1], iter(self._headers.rows), {}, ranks)
+        self._own = HeadedChunks(self.chunks[:1], iter(self._headers.rooms), {})
+        self._of_all = HeadedChunks(self.chunks[:1], iter(self._headers.rows), {}, ranks)
         self._bytes = sum(chunk.num_bytes for chunk in chunks)
 
     def shares(self) -> Iterator[Tuple[str, float]]:

@@ -23,7 +23,7 @@ from .header import Stamp
 from .job import Job, Task
 from .plan import Slice
 from .statistics import Meter, shares_of
-from .transfer import Found, Link, Section, Stages, Transfer, with_headers
+from .transfer import Found, HeadedChunks, Link, Stages, Transfer, with_headers
 from .transport import Members
 
 
@@ -85,12 +85,12 @@ class MachineTransfer(Stages):
         self._mine = shares[machines.local_rank]
         self._rooms, self._received, self._rows, room_of = {}, {}, {}, {}
         rooms, rows = iter(self._in.rooms), iter(self._out.rows)
-        self._sent = [Section(share, rooms, self._rooms, headed=True) for share in shares]
+        self._sent = [HeadedChunks(share, rooms, self._rooms, headed=True) for share in shares]
         received = iter(self._in.rows)
         senders = [inside.ranks[sender] for sender in self._in.senders]
-        self._read = Section(self._mine, received, self._received, senders, headed=True)
-        self._answer = Section(self._mine, iter(self._out.rooms), room_of)
-        self._answers = [Section(share, rows, self._rows) for share in shares]
+        self._read = HeadedChunks(self._mine, received, self._received, senders, headed=True)
+        self._answer = HeadedChunks(self._mine, iter(self._out.rooms), room_of)
+        self._answers = [HeadedChunks(share, rows, self._rows) for share in shares]
         self._sums = _Sums(room_of, self._arrays)
         self._between, self.meter = None, Meter()
         if self._mine:
@@ -102,8 +102,8 @@ class MachineTransfer(Stages):
 
     def begin(self, task: Task) -> None:
         """Send the job's values to the workers of this machine that sum them."""
-        for section in self._sent:
-            section.write(task.job, self._identity)
+        for headed in self._sent:
+            headed.write(task.job, self._identity)
         values = task.job.request.values
         with values.queue():
             for chunk, room in self._rooms.items():
@@ -149,8 +149,8 @@ class MachineTransfer(Stages):
     def finish(self, task: Task) -> None:
         """Write the sums to the job's values."""
         self._out.wait()
-        for section in self._answers:
-            found = section.read_answer()
+        for headed in self._answers:
+            found = headed.read_answer()
             header.require_in_step(found.outcome)
             task.note(found.outcome)
             task.unused.update(chunk.piece.tensor for chunk in found.unused)

@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import Any, Callable, Optional, Sequence
 
-_PATIENCE = 5  # seconds to wait for each thread at shutdown
+_JOIN_SECONDS = 5  # seconds to wait for each thread at shutdown
 
 
 class Pipeline:
@@ -52,7 +52,7 @@ def _end(first: queue.SimpleQueue, threads: Sequence[threading.Thread]) -> None:
     first.put(None)
     for thread in threads:
         if thread is not threading.current_thread():  # it may have freed the pipeline
-            thread.join(_PATIENCE)
+            thread.join(_JOIN_SECONDS)
 
 
 class _Calls:

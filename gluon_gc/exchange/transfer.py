@@ -1,4 +1,4 @@
-"""Transfers: chunks that travel together in every step, and the stages of their way."""
+"""Transfers: chunks that travel together in every step, and their stages."""
 
 from __future__ import annotations
 
@@ -110,16 +110,18 @@ class Transfer(Stages):
         )
         rooms, rows = iter(self._to_all.rooms), iter(self._to_all.rows)
         sent, answer, received, answers = {}, {}, {}, {}
-        self._gathered = Section(gathered, rooms, sent)
-        self._answer = Section(owned[rank], rooms, answer)
-        self._gathered_rows = Section(gathered, rows, answers, ranks)
-        self._answers = [Section(owner_chunks, rows, answers) for owner_chunks in owned]
+        self._gathered = HeadedChunks(gathered, rooms, sent)
+        self._answer = HeadedChunks(owned[rank], rooms, answer)
+        self._gathered_rows = HeadedChunks(gathered, rows, answers, ranks)
+        self._answers = [HeadedChunks(owner_chunks, rows, answers) for owner_chunks in owned]
         if self._to_owners is not None:
             rooms = iter(self._to_owners.rooms)
-            self._sent = [Section(owner_chunks, rooms, sent, headed=True) for owner_chunks in owned]
+            self._sent = [
+                HeadedChunks(owner_chunks, rooms, sent, headed=True) for owner_chunks in owned
+            ]
             rows = iter(self._to_owners.rows)
             senders = [ranks[sender] for sender in self._to_owners.senders]
-            self._received = Section(owned[rank], rows, received, senders, headed=True)
+            self._received = HeadedChunks(owned[rank], rows, received, senders, headed=True)
         buffers = Buffers(sent, received, answer, answers)
         self._of_gathered = codings(gathered, buffers, self._arrays)
         self._of_others = codings(others, buffers, self._arrays)
@@ -132,8 +134,8 @@ class Transfer(Stages):
         if self._to_owners is None:
             return
         with self.meter.timing("compress_seconds"):
-            for section in self._sent:
-                section.write(task.job, self._identity)
+            for headed in self._sent:
+                headed.write(task.job, self._identity)
             for coding in self._of_others:
                 coding.encode(task.job)
         self.meter.pushed_bytes += self._to_owners.start()
@@ -167,7 +169,7 @@ class Transfer(Stages):
         """Wait for the sums, and write them to the job's values."""
         with self.meter.timing("wait_seconds"):
             self.meter.pulled_bytes += self._to_all.wait()
-        read = [self._gathered_rows.read(), *(section.read_answer() for section in self._answers)]
+        read = [self._gathered_rows.read(), *(headed.read_answer() for headed in self._answers)]
         for found in read:
             header.require_in_step(found.outcome)
         with self.meter.timing("decompress_seconds"):
@@ -217,12 +219,12 @@ class Found(NamedTuple):
     contributors: int = 0
 
 
-class Section:
+class HeadedChunks:
     """Chunks with a common header.
 
     `rooms` yields the memory of the header, then that of each chunk, which `buffers` gets. Memory
-    of other sections may follow. `read` compares the headers of the workers in `ranks`. `headed`:
-    there is a header even without chunks.
+    of other headed chunks may follow. `read` compares the headers of the workers in `ranks`.
+    `headed`: there is a header even without chunks.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from ..launch.scheduler import ps_lite
 from ..launch.scheduler.lifeline import Lifeline, join
 from ..log import logger
 from .engine import operators, trace
-from .exchange.codec import MessageCodec, Part
+from .exchange.coder import MessageCoder, Part
 from .kvstore import archive
 from .kvstore.parameter_server import control_messages, pages
 from .kvstore.parameter_server.pages import PAGE_BYTES
@@ -41,7 +41,7 @@ class Server:
         self._kv = kv
         self._lifeline = lifeline
         self._threads = threads
-        self._aggregators: Dict[int, MessageCodec] = {}
+        self._aggregators: Dict[int, MessageCoder] = {}
         self._rows: Dict[int, operators.MessageRows] = {}
         self._gathered: Set[int] = set()
         self._summed: Dict[int, str] = {}  # the dtype of each key's values
@@ -110,8 +110,8 @@ class Server:
     def _save(self, request: Dict[str, Any]) -> None:
         """Prepare the next page of the aggregators' states, or the first page for new keys."""
         if "keys" in request:
-            local_codecs = self._own_aggregators(request)
-            self._saved = archive.Cutter(codec.state() for codec in local_codecs)
+            local_coders = self._own_aggregators(request)
+            self._saved = archive.Cutter(coder.state() for coder in local_coders)
         pages.full(self._saved.page(PAGE_BYTES)).copyto(self._page)
         self._page.wait_to_read()
 
@@ -128,7 +128,7 @@ class Server:
         for aggregator in self._own_aggregators(request):
             aggregator.take_back()
 
-    def _own_aggregators(self, request: Dict[str, Any]) -> List[MessageCodec]:
+    def _own_aggregators(self, request: Dict[str, Any]) -> List[MessageCoder]:
         return [self._aggregators[key] for key in request["keys"] if key in self._aggregators]
 
     def update(self, key: int, received: NDArray, stored: NDArray) -> None:
@@ -178,9 +178,9 @@ def _reason(error: Exception) -> str:
     return reasons[-1] if reasons else str(error)
 
 
-def _aggregator(message: Dict[str, Any]) -> MessageCodec:
+def _aggregator(message: Dict[str, Any]) -> MessageCoder:
     parts = [Part(chunk["size"], chunk["start"]) for chunk in message["chunks"]]
-    return MessageCodec(compression.parse(message["params"]), message["dtype"], parts)
+    return MessageCoder(compression.parse(message["params"]), message["dtype"], parts)
 
 
 def serve() -> None:

@@ -128,7 +128,7 @@ def part(key: Key, array: np.ndarray, piece: Slice) -> Tuple[int, np.ndarray]:
     return low, array[low - key.begin : high - key.begin]
 
 
-class Saved:
+class SavedArrays:
     """Arrays to be cut for chunks. Arrays of one kind must not overlap."""
 
     def __init__(self, arrays: Arrays) -> None:

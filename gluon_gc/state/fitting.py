@@ -70,7 +70,7 @@ def check_parameter(
     """Raise ValueError unless these keys of a parameter are equal in file and trainer."""
     for key in keys:
         _require_choice(name, there[key], here[key])
-        one, other = _carrying(there[key]), _carrying(here[key])
+        one, other = _state_options(there[key]), _state_options(here[key])
         if key == "compression" and one and other:  # its other options differ, too
             names = one.get("compressor"), other.get("compressor")
             check(name, f"compressor of parameter {called}", *names)
@@ -87,7 +87,7 @@ def _require_choice(name: str, there: Any, here: Any) -> None:
         )
 
 
-def _carrying(value: Any) -> Any:
+def _state_options(value: Any) -> Any:
     """A value without the options that affect neither residual nor momentum."""
     if not isinstance(value, dict):
         return value

@@ -57,10 +57,10 @@ def _averaged(
     parameters = bucket.parameters()
     if buffer.is_sparse:
         return _sparse(state, parameters[0], buffer, begins)
-    sections = buffer.split([staging.real_numel(parameter) for parameter in parameters])
+    slices = buffer.split([staging.real_numel(parameter) for parameter in parameters])
     gradients = {
-        state.name_of(p): section if p.is_contiguous() else _strided_as(p, section)
-        for p, section in zip(parameters, sections)
+        state.name_of(p): values if p.is_contiguous() else _strided_as(p, values)
+        for p, values in zip(parameters, slices)
     }
     absent = gradients.keys() - state.gradients.take_computed(gradients)
     # The buffer has averages of an earlier backward pass, if they are still in use.
@@ -76,15 +76,15 @@ def _averaged(
     return state.average(gradients, begins, absent).then(averages)
 
 
-def _strided_as(parameter: torch.Tensor, section: torch.Tensor) -> torch.Tensor:
-    """Return a gradient's section of a bucket in its parameter's memory format.
+def _strided_as(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return a gradient's slice of a bucket in its parameter's memory format.
 
     A complex gradient is viewed as real numbers. `bucket.gradients()` ignores the memory format,
     and returns complex gradients at wrong offsets.
     """
     real = staging.as_real(parameter)
     strides = real.stride() if _is_dense(real) else real.contiguous().stride()
-    return section.as_strided(real.shape, strides, section.storage_offset())
+    return values.as_strided(real.shape, strides, values.storage_offset())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

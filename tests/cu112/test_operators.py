@@ -13,7 +13,7 @@ import pytest
 from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, registry
 from gluon_gc.mxnet.engine import operators
-from tests.mxnet.compressors.test_message_codec import Message, failing, payloads_in
+from tests.mxnet.compressors.test_message_coder import Message, failing, payloads_in
 from tests.mxnet.compressors.unmetered import Node
 from tests.neutral.compressors.cases import options_of
 

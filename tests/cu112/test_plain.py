@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gluon_gc.mxnet.engine import operators
-from tests.mxnet.compressors.test_message_codec import failing
+from tests.mxnet.compressors.test_message_coder import failing
 
 DTYPES = ("float16", "float32", "float64")
 GPUS = (mx.gpu(0), mx.gpu(1))

@@ -1,4 +1,4 @@
-"""The workers of a machine meet and share memory; here both are in one process."""
+"""The workers of a machine find each other and share memory; here both are in one process."""
 
 import os
 import socket

@@ -55,7 +55,7 @@ def test_what_is_no_message_is_a_value_error(text):
         unsealed(b"0" * 64 + text)
 
 
-def test_who_has_no_or_another_secret_is_refused_and_the_others_meet(cluster):
+def test_who_has_no_or_another_secret_is_refused_and_the_others_join(cluster):
     nodes = cluster(2, 1, GLUON_GC_SECRET="right", BYTEPS_LOG_LEVEL="INFO")
     nodes.start("scheduler", service("scheduler"))
     nodes.start_node("server")

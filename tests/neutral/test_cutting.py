@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 from gluon_gc.exchange.plan import Slice
-from gluon_gc.state import Key as Place
-from gluon_gc.state.chunks import Saved, Spans, by_tensor, part
+from gluon_gc.state import Key
+from gluon_gc.state.chunks import SavedArrays, Spans, by_tensor, part
 
 ROOM = 2**32
 
@@ -38,12 +38,12 @@ def test_spans_are_those_that_a_search_through_all_finds(spans, begin, length):
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 9))
 def test_a_chunk_has_its_elements_of_arrays_that_are_cut_otherwise(size, before, now):
     values = np.random.default_rng(size).random(size, np.float32)
-    arrays = {Place("other", "worker", "residual"): np.ones(size, np.float32)}
+    arrays = {Key("other", "worker", "residual"): np.ones(size, np.float32)}
     for piece in slices("x", size, before):
-        place = Place("x", "worker", "residual", piece.begin)
-        arrays[place] = values[piece.begin : piece.end]
-        arrays[place._replace(node="aggregator")] = -values[piece.begin : piece.end]
-    saved = Saved(arrays)
+        key = Key("x", "worker", "residual", piece.begin)
+        arrays[key] = values[piece.begin : piece.end]
+        arrays[key._replace(node="aggregator")] = -values[piece.begin : piece.end]
+    saved = SavedArrays(arrays)
     for piece in slices("x", size, now):
         layout = {"residual": ((piece.size,), "float32"), "momentum": ((piece.size,), "float32")}
         states = saved.cut("worker", piece, layout, first_stream=pytest.fail)
@@ -53,7 +53,7 @@ def test_a_chunk_has_its_elements_of_arrays_that_are_cut_otherwise(size, before,
 
 def test_a_chunk_goes_on_in_the_stream_of_the_chunk_that_had_its_first_element():
     rows = [[begin, end, 3 + begin, 4] for begin, end in chunks(100, 4)]
-    saved = Saved({Place("x", "worker", "stream"): np.array(rows, np.uint64)})
+    saved = SavedArrays({Key("x", "worker", "stream"): np.array(rows, np.uint64)})
     layout = {"stream": ((2,), "uint64")}
 
     def stream(begin, end, first=None):
@@ -69,10 +69,10 @@ def test_a_chunk_goes_on_in_the_stream_of_the_chunk_that_had_its_first_element()
 def test_what_overlaps_slices_is_found_by_tensor():
     array = np.arange(10.0)
     slices_by_tensor = by_tensor([Slice("x", 0, 4), Slice("x", 8, 20), Slice("y", 0, 3)])
-    place = Place("x", "worker", "residual", 5)
+    key = Key("x", "worker", "residual", 5)
     found = [piece for _, _, piece in slices_by_tensor["x"].overlapping(5, 15)]
     assert found == [Slice("x", 8, 20)]
-    begin, values = part(place, array, found[0])
+    begin, values = part(key, array, found[0])
     assert begin == 8 and values.tolist() == array[3:].tolist()
 
 
@@ -94,10 +94,10 @@ def uses_of_names(tensors):
     """Return how often names are used to cut the states of some tensors with four chunks each."""
     pieces = [piece for i in range(tensors) for piece in slices(Name(f"tensor{i}"), 64, 4)]
     one = np.zeros(16, np.float32)
-    arrays = {Place(p.tensor, "worker", "residual", p.begin): one for p in pieces}
+    arrays = {Key(p.tensor, "worker", "residual", p.begin): one for p in pieces}
     layout = {"residual": ((16,), "float32")}
     Name.uses = 0
-    saved = Saved(arrays)
+    saved = SavedArrays(arrays)
     for piece in pieces:
         saved.cut("worker", piece, layout, first_stream=pytest.fail)
     return Name.uses

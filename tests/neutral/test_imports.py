@@ -98,7 +98,7 @@ def test_each_neutral_module_has_a_layer():
         ("launch/cli/launcher.py", "if True:\n    from gluon_gc.mxnet.server import main"),
         ("__init__.py", "from .mxnet.trainer import DistributedTrainer"),
         ("mxnet/kvstore/local.py", "import torch.distributed"),
-        ("torch/codec.py", "from ..mxnet.codec import MessageCodec"),
+        ("torch/coder.py", "from ..mxnet.coder import MessageCoder"),
         ("kernels/codec.py", "from ..compression import CompressionParams"),
         ("compression/params.py", "from ..exchange import plan"),
         ("state/file.py", "from ..auto import probe"),

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 import gluon_gc.torch as bps
 from gluon_gc.auto import probe
-from gluon_gc.auto.choice import Link, Speed, Way
+from gluon_gc.auto.choice import Link, Speed, TrafficCost
 from gluon_gc.auto.local_steps import StepClock
 from tests.torch.workers import run
 
@@ -32,9 +32,9 @@ SLOW, FAST = 1e4, 1e15  # bytes per second
 @contextmanager
 def link_of(bytes_per_second):
     """In the block, "auto" measures this link, compressors and steps that take no time."""
-    way, nothing = Way(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
+    cost, nothing = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
     really = probe.link, probe.speeds, StepClock.seconds
-    probe.link = lambda workers, topology: Link(way, way, way)
+    probe.link = lambda workers, topology: Link(cost, cost, cost)
     probe.speeds = lambda workers, compressors: dict.fromkeys(compressors, nothing)
     StepClock.seconds = property(lambda clock: 0.001)
     try:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import gluon_gc.torch as bps
-from gluon_gc.auto.choice import Link, Measured, Way
+from gluon_gc.auto.choice import Link, Measured, TrafficCost
 from gluon_gc.auto.probe import Workers
 from gluon_gc.auto.speed import Speed
 from gluon_gc.env import ConfigurationError
@@ -610,10 +610,10 @@ def test_wrong_settings():
 @contextmanager
 def link_of(bytes_per_second):
     """In the block, "auto" measures this link speed, and kernels that take no time."""
-    way, fast = Way(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
+    cost, fast = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
 
     def said(workers, compressors):
-        return Measured(Link(way, way, way), dict.fromkeys(compressors, fast))
+        return Measured(Link(cost, cost, cost), dict.fromkeys(compressors, fast))
 
     really, Workers.measured = Workers.measured, said
     try:

@@ -267,7 +267,7 @@ class AlgorithmAveraging(Averaging):
         params = list(self._averaged.values())
         for param in params:
             freshness.renew(param)
-        if self._is_left_out(params, scaler, about):
+        if self._is_skipped(params, scaler, about):
             freshness.use_up(params)
             return
         for param in params:
@@ -287,10 +287,10 @@ class AlgorithmAveraging(Averaging):
             if adam is not None:
                 adam.broadcast_to_contexts()
 
-    def _is_left_out(
+    def _is_skipped(
         self, params: Sequence[Parameter], scaler: Optional[AgreedLossScaler], about: Facts
     ) -> bool:
-        """Whether all workers leave out this step; waits for the gradients of all workers."""
+        """Whether all workers skip this step; waits for the gradients of all workers."""
         if scaler is not None:
             return scaler.check(params, about)
         if self._on_nonfinite != "skip":
@@ -322,16 +322,16 @@ class AlgorithmAveraging(Averaging):
         return saved
 
     def check(self, file: str, arrays: Arrays, strict: bool) -> None:
-        for place, own in self.arrays().items():
-            if is_arriving(place.what):
+        for key, own in self.arrays().items():
+            if is_arriving(key.what):
                 continue  # of this trainer's steps: a file of another step has others
-            saved = arrays.get(place)
+            saved = arrays.get(key)
             found = "missing" if saved is None else f"{saved.shape} of {saved.dtype.name}"
             expected = f"{own.shape} of {np.dtype(own.dtype).name}"
             if found != expected and (strict or saved is not None):
-                name = self._averaged[place.tensor].name
+                name = self._averaged[key.tensor].name
                 raise ValueError(
-                    f"'{file}' does not fit: the {place.what} of '{name}' is {found} there, but "
+                    f"'{file}' does not fit: the {key.what} of '{name}' is {found} there, but "
                     f"{expected} here"
                 )
 
@@ -339,9 +339,9 @@ class AlgorithmAveraging(Averaging):
         states = []
         for arrays in files:
             state: Dict[str, Dict[int, np.ndarray]] = {}
-            for place, array in arrays.items():
-                if place.node in (LOCAL, OF_ALL):
-                    state.setdefault(place.what, {})[place.tensor] = array
+            for key, array in arrays.items():
+                if key.node in (LOCAL, OF_ALL):
+                    state.setdefault(key.what, {})[key.tensor] = array
             states.append(state)
         return {
             Key(i, LOCAL, kind): array
@@ -353,15 +353,15 @@ class AlgorithmAveraging(Averaging):
         self.steps = steps
         first = {i: first_copy(param) for i, param in self._averaged.items()}
         values = {
-            place: mx.nd.array(array, ctx=first[place.tensor].context, dtype=array.dtype)
-            for place, array in arrays.items()
+            key: mx.nd.array(array, ctx=first[key.tensor].context, dtype=array.dtype)
+            for key, array in arrays.items()
         }
-        for place in [place for place in values if place[1:3] == (LOCAL, _PARAMETER)]:
-            values.pop(place).copyto(first[place.tensor])
+        for key in [key for key in values if key[1:3] == (LOCAL, _PARAMETER)]:
+            values.pop(key).copyto(first[key.tensor])
         broadcast_to_contexts(self._averaged.values())
         state = self._algorithm.begin(self.parameters())
-        for place, value in values.items():
-            state.setdefault(place.what, {})[self._averaged[place.tensor].name] = value
+        for key, value in values.items():
+            state.setdefault(key.what, {})[self._averaged[key.tensor].name] = value
         self._driver.go_on(steps, state)
 
     def expect(

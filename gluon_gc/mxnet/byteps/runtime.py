@@ -67,10 +67,10 @@ def _of_environment() -> str:
         return "horovod"
     if env.shares_machine():
         return "machine"
-    place = None if env.is_worker() else launchers.find()
-    if place is not None and place.size > 1:
+    worker = None if env.is_worker() else launchers.find()
+    if worker is not None and worker.size > 1:
         raise env.ConfigurationError(
-            f"{place}, but MXNet's workers need servers or Horovod: start them with bpslaunch or "
+            f"{worker}, but MXNet's workers need servers or Horovod: start them with bpslaunch or "
             "horovodrun"
         )
     launchers.require_alone()
@@ -79,10 +79,10 @@ def _of_environment() -> str:
 
 def _require_all(exchange: Exchange) -> None:
     """Raise ConfigurationError if Horovod does not know all workers that mpirun has started."""
-    place = launchers.find()
-    if place is not None and place.size != exchange.num_workers:
+    worker = launchers.find()
+    if worker is not None and worker.size != exchange.num_workers:
         raise env.ConfigurationError(
-            f"{place}, but Horovod has {exchange.num_workers}: start the workers with horovodrun, "
+            f"{worker}, but Horovod has {exchange.num_workers}: start the workers with horovodrun, "
             "or build Horovod with MPI"
         )
 

@@ -1,1 +1,1 @@
-"""The exchange of gradients: channels, codecs, and the base class of all backends."""
+"""The exchange of gradients: channels, coders, and the base class of all backends."""

@@ -19,12 +19,12 @@ from ... import kernels
 from ...exchange.plan import Chunk, Slice, Tensor
 from ..engine import operators
 from ..engine.operators import KEPT_SPANS, METER, Offsets
-from .codec import MessageCodec, Part
+from .coder import MessageCoder, Part
 from .gradient import Gradients, Job
-from .rows_codec import RowsCodec
+from .rows_coder import RowsCoder
 
 Start = Tuple[int, int]
-AnyCodec = Union[MessageCodec, RowsCodec]
+AnyCoder = Union[MessageCoder, RowsCoder]
 
 
 class Metered:
@@ -66,7 +66,7 @@ class Metered:
 
 
 class Channel(Metered):
-    """The chunks of a message, with the codec that compresses and decompresses them."""
+    """The chunks of a message, with the coder that compresses and decompresses them."""
 
     def __init__(
         self,
@@ -89,21 +89,21 @@ class Channel(Metered):
         self.hierarchical = hierarchical and not self.in_rows
         self._offsets = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
         self._layout = SideBySide(self.dtype, [piece.size for piece in self.slices])
-        self.codec: Optional[AnyCodec] = None
+        self.coder: Optional[AnyCoder] = None
         if self.params is None:
-            self._coder = Values(self._layout, self.dtype, self.slices, tensors)
+            self._encoding = PlainCoder(self._layout, self.dtype, self.slices, tensors)
         else:
             refused = [tensors[piece.tensor].refused for piece in self.slices]
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
             if self.in_rows:
-                self.codec = RowsCodec(self.params, first.rows, *parts)
+                self.coder = RowsCoder(self.params, first.rows, *parts)
             else:
-                self.codec = MessageCodec(self.params, self.dtype, parts)
-            self._coder = self.codec
+                self.coder = MessageCoder(self.params, self.dtype, parts)
+            self._encoding = self.coder
         self.gpu: Optional[mx.Context] = None
         self.undoable = False
         self._absent: Dict[str, NDArray] = {}
-        super().__init__(self._coder.meter)
+        super().__init__(self._encoding.meter)
 
     @property
     def framed(self) -> bool:
@@ -112,12 +112,12 @@ class Channel(Metered):
 
     @property
     def runs_on_gpu(self) -> bool:
-        return self._coder.runs_on_gpu
+        return self._encoding.runs_on_gpu
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
         """Expect gradients on this GPU from now on (see `runs_on_gpu`), or on the CPU if None."""
         if gpu != self.gpu:
-            self._coder.move_to(gpu)
+            self._encoding.move_to(gpu)
             self.gpu = gpu
 
     def encode(
@@ -136,7 +136,7 @@ class Channel(Metered):
         else:
             arrays, offsets = self._arrays(job.gradients, "own")
         ratio, step = job.ratios.get(self.slices[0].tensor, 1.0), job.step
-        return self._coder.compress(arrays, offsets, scale, ratio, framing, out, factor, step)
+        return self._encoding.compress(arrays, offsets, scale, ratio, framing, out, factor, step)
 
     def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
         """Write this worker's own values side by side. If `metered`, the meter counts this call."""
@@ -155,13 +155,13 @@ class Channel(Metered):
         """Decode the received messages, and write the sum to the gradients."""
         if self.gpu is None:
             arrays, offsets = self._arrays(gradients, "result")
-            self._coder.decompress(received, arrays, offsets, count, framing)
+            self._encoding.decompress(received, arrays, offsets, count, framing)
             return
         results = self._on_gpu(gradients, "room_on")
-        self._coder.decompress(received, *_together(results), count, framing)
+        self._encoding.decompress(received, *_together(results), count, framing)
         for piece, (array, begin) in zip(self.slices, results):
             if piece.tensor in gradients:
-                gradients[piece.tensor].spread(array, begin, piece)
+                gradients[piece.tensor].broadcast(array, begin, piece)
 
     def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Offsets]:
         """The arrays with the slices; for each slice, the index of its array and its offset."""
@@ -190,8 +190,8 @@ class Channel(Metered):
 
     def shares(self) -> List[Tuple[str, float]]:
         """For each slice: its tensor, and its share of the message's bytes."""
-        if self.codec is not None:
-            sizes = [codec.payload_bytes for codec in self.codec.codecs]
+        if self.coder is not None:
+            sizes = [codec.payload_bytes for codec in self.coder.codecs]
         else:
             sizes = [piece.size for piece in self.slices]
         total = sum(sizes)
@@ -232,8 +232,8 @@ class SideBySide:
         return operators.call("fuse", (*meters, *gradients, *factors), out, **message)
 
 
-class Values:
-    """Copies slices of gradients to one array and back, with the interface of a `MessageCodec`."""
+class PlainCoder:
+    """Copies slices of gradients to one array and back, with the interface of a `MessageCoder`."""
 
     def __init__(
         self, layout: SideBySide, dtype: str, slices: Sequence[Slice], tensors: Mapping[str, Tensor]

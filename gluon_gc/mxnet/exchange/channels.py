@@ -73,8 +73,8 @@ class Channels:
 
     def set_epoch(self, names: Collection[str], epoch: int) -> None:
         for channel in self.of(names):
-            if channel.codec is not None:
-                channel.codec.set_epoch(epoch)
+            if channel.coder is not None:
+                channel.coder.set_epoch(epoch)
 
 
 def check_fits(arrays: Sequence[NDArray], tensor: Tensor) -> None:
@@ -88,14 +88,14 @@ def check_fits(arrays: Sequence[NDArray], tensor: Tensor) -> None:
 
 
 def in_messages(
-    chunks: Sequence[Chunk], owners: int = 1, bundled: bool = True
+    chunks: Sequence[Chunk], owners: int = 1, share_messages: bool = True
 ) -> List[List[Chunk]]:
     """Group chunks into messages, which are in the order of their first chunks.
 
     Chunks with the same compression share messages of up to `plan.SMALL_BYTES`. A row-sparse chunk
     has a message of its own. So has a plain chunk, which already fuses several tensors. If several
-    `owners` aggregate messages, there are enough messages for all of them. If not `bundled`, only
-    chunks of one tensor share a message.
+    `owners` aggregate messages, there are enough messages for all of them. If not `share_messages`,
+    only chunks of one tensor share a message.
     """
     most = plan.SMALL_BYTES
     if owners > 1:
@@ -106,7 +106,7 @@ def in_messages(
     def kind(chunk: Chunk) -> Optional[Hashable]:
         if chunk.params is None or chunk.rows:
             return None
-        return chunk.params, chunk.dtype, None if bundled else chunk.slices[0].tensor
+        return chunk.params, chunk.dtype, None if share_messages else chunk.slices[0].tensor
 
     return plan.batches(chunks, lambda chunk: chunk.message_bytes, kind, most)
 

@@ -32,14 +32,14 @@ from ...exchange.agreement import Facts, Message
 from ...exchange.coder import StreamStarts
 from ...exchange.plan import Chunk, Tensor
 from ...state import Key
-from .channel import AnyCodec, Channel
+from .channel import AnyCoder, Channel
 from .channels import AnyChannel, Channels, GpuShares, in_messages
-from .codec import MessageCodec, Part
+from .coder import MessageCoder, Part
 from .gradient import Gradient, Job, copy_first, legacy
 from .sparse import SparseChannel
 
 States = List[Dict[str, np.ndarray]]
-"""The states of a codec: one dict of arrays for each chunk."""
+"""The states of a coder: one dict of arrays for each chunk."""
 _MOST_DROPPED = 64  # trainers that `withdraw_dropped` looks at together, the oldest first
 
 
@@ -54,7 +54,7 @@ class Exchange:
     type = ""
     rank = 0
     num_workers = 1
-    spreads_aggregators = False  # whether each worker runs, and saves, some of the aggregators
+    assigns_aggregators = False  # whether each worker runs, and saves, some of the aggregators
 
     def __init__(self) -> None:
         env.prepare_exchanges()
@@ -64,7 +64,7 @@ class Exchange:
         # By NAME, each `Averaging`, whose tensors are named "NAME....", in one order on all
         # workers.
         self.averagings: Dict[str, weakref.ref] = {}
-        self._aggregators: Dict[Channel, MessageCodec] = {}  # that run in this process
+        self._aggregators: Dict[Channel, MessageCoder] = {}  # that run in this process
         self.when_declared: Callable[[Set[str]], None] = lambda names: None  # gets new tensors
         self._streams = StreamStarts(self.bytes_of_root)
         self._step = 0  # the number of the last exchange
@@ -114,23 +114,23 @@ class Exchange:
 
     def _keep_earlier(self, channels: Sequence[Channel]) -> None:
         for channel in channels:
-            for codec in self._codecs(channel):
-                codec.keep_earlier()
+            for coder in self._coders(channel):
+                coder.keep_earlier()
 
     def _take_back(self, channels: Sequence[Channel]) -> None:
         for channel in channels:
-            for codec in self._codecs(channel):
-                codec.take_back()
+            for coder in self._coders(channel):
+                coder.take_back()
 
-    def _codecs(self, channel: Channel) -> List[AnyCodec]:
+    def _coders(self, channel: Channel) -> List[AnyCoder]:
         aggregator = self._aggregators.get(channel)
-        return [channel.codec] if aggregator is None else [channel.codec, aggregator]
+        return [channel.coder] if aggregator is None else [channel.coder, aggregator]
 
     def _forget(self, channel: AnyChannel) -> None:
         """Free the memory of a channel that is no longer used."""
         self._aggregators.pop(channel, None)
 
-    def place(self, chunk: Chunk) -> Tuple[int, int]:
+    def sender(self, chunk: Chunk) -> Tuple[int, int]:
         """This worker's rank among the workers that exchange a chunk, and how many they are."""
         return self.rank, self.num_workers
 
@@ -215,10 +215,10 @@ class Exchange:
         tensors: Iterable[Tensor],
         minimum: Optional[int] = None,
         about: Facts = (),
-        bundled: bool = True,
+        share_messages: bool = True,
         call: str = "step",
     ) -> None:
-        """Prepare to exchange these tensors. If `bundled`, they may share messages.
+        """Prepare to exchange these tensors. If `share_messages`, a message may have several.
 
         Tensors of fewer than `minimum` bytes (by default BYTEPS_MIN_COMPRESS_BYTES) are not
         compressed. The workers also compare `about`.
@@ -234,10 +234,10 @@ class Exchange:
         self._streams.draw(chunks)
         declared_tensors = self.channels.tensors
         declared_tensors.update((tensor.name, tensor) for tensor in tensors)
-        owners = self.num_workers if self.spreads_aggregators else 1
+        owners = self.num_workers if self.assigns_aggregators else 1
         channels = [
-            Channel(message, declared_tensors, [self._start(c, self.place(c)[0]) for c in message])
-            for message in in_messages(chunks, owners, bundled)
+            Channel(message, declared_tensors, [self._start(c, self.sender(c)[0]) for c in message])
+            for message in in_messages(chunks, owners, share_messages)
         ]
         in_rows = [SparseChannel(tensor) for tensor in sparse]
         self._open(channels)
@@ -321,20 +321,20 @@ class Exchange:
 
     def keep_earlier(self, names: Collection[str]) -> None:
         """Let `take_back` undo exchanges of these tensors from now on, on all workers."""
-        new = [c for c in self.channels.of(names) if c.codec is not None and not c.undoable]
+        new = [c for c in self.channels.of(names) if c.coder is not None and not c.undoable]
         self._keep_earlier(new)
         for channel in new:
             channel.undoable = True
 
     def take_back(self, names: Collection[str]) -> None:
         """Return residuals, momentum and random streams to their state before these exchanges."""
-        self._take_back([c for c in self.channels.of(names) if c.codec is not None])
+        self._take_back([c for c in self.channels.of(names) if c.coder is not None])
 
     # Aggregators and their states in checkpoints
 
-    def _aggregator(self, channel: Channel) -> MessageCodec:
+    def _aggregator(self, channel: Channel) -> MessageCoder:
         parts = [Part(chunk.size, self._start(chunk, node=None)) for chunk in channel.chunks]
-        return MessageCodec(channel.params.aggregators, channel.dtype, parts)
+        return MessageCoder(channel.params.aggregators, channel.dtype, parts)
 
     def keeps_aggregator(self, channel: Channel) -> bool:
         """Whether this worker's checkpoint has the state of a channel's aggregator."""
@@ -361,7 +361,7 @@ class Exchange:
 
     def first_stream(self, chunk: Chunk, node: str) -> np.ndarray:
         """The first state of a chunk's random stream on a "worker" or "aggregator"."""
-        number = self.place(chunk)[0] if node == "worker" else None
+        number = self.sender(chunk)[0] if node == "worker" else None
         return np.array(self._start(chunk, number), np.uint64)
 
     def _start(self, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:

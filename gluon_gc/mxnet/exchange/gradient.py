@@ -38,8 +38,8 @@ class Gradient:
 
     On the CPU, `own` is the sum of the copies, and `result` is the array for the result, both of
     the storage type `stype`. They share memory with copies and targets that may be overwritten. On
-    a GPU, `sum_on` sums one slice, and `spread` copies the result of a slice to all targets. Only
-    the gradient of a single CPU array may be used in several exchanges.
+    a GPU, `sum_on` sums one slice, and `broadcast` copies the result of a slice to all targets.
+    Only the gradient of a single CPU array may be used in several exchanges.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class Gradient:
         return sum(others, first), 0
 
     def room_on(self, gpu: mx.Context, piece: Slice) -> Tuple[NDArray, int]:
-        """An array on a GPU for the result of a slice, and the slice's offset, for `spread`."""
+        """An array on a GPU for the result of a slice, and the slice's offset, for `broadcast`."""
         for target in self._targets:
             if target.context == gpu:
                 return target, piece.begin
         return mx.nd.empty(piece.size, gpu, self._arrays[0].dtype), 0
 
-    def spread(self, array: NDArray, begin: int, piece: Slice) -> None:
+    def broadcast(self, array: NDArray, begin: int, piece: Slice) -> None:
         """Copy the result of a slice, which is in the array of `room_on`, to every target."""
         others = [target for target in self._targets if target is not array]
         if others:

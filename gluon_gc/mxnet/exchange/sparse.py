@@ -20,7 +20,7 @@ from .gradient import Gradient, Job
 class SparseChannel(Metered):
     """The channel of one row-sparse gradient, which is its only chunk."""
 
-    params = codec = None  # it is not compressed
+    params = coder = None  # it is not compressed
     dtype = "rows of float32"
 
     def __init__(self, tensor: Tensor) -> None:

@@ -93,16 +93,16 @@ class Joiner:
 def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Key, np.ndarray]:
     """The parts of the arrays that lie in these slices, and all random streams of their tensors."""
     found, wanted = {}, by_tensor(pieces)
-    for place, array in arrays.items():
-        if place.tensor not in wanted:
+    for key, array in arrays.items():
+        if key.tensor not in wanted:
             continue
-        if place.what == STREAM:
-            found[place] = array
+        if key.what == STREAM:
+            found[key] = array
             continue
-        end = place.begin + array.size
-        for _, _, piece in wanted[place.tensor].overlapping(place.begin, end):
-            begin, values = part(place, array, piece)
-            found[place._replace(begin=begin)] = values
+        end = key.begin + array.size
+        for _, _, piece in wanted[key.tensor].overlapping(key.begin, end):
+            begin, values = part(key, array, piece)
+            found[key._replace(begin=begin)] = values
     return found
 
 
@@ -110,7 +110,7 @@ def pack(arrays: Arrays) -> bytes:
     """Serialize arrays: a line of JSON that describes them, then their bytes; b"" for no arrays."""
     if not arrays:
         return b""
-    table = [[*place, array.dtype.str, array.shape] for place, array in arrays.items()]
+    table = [[*key, array.dtype.str, array.shape] for key, array in arrays.items()]
     return b"".join(
         [json.dumps(table).encode(), b"\n", *(array.tobytes() for array in arrays.values())]
     )
@@ -125,10 +125,10 @@ def unpack(data: bytes) -> Dict[Key, np.ndarray]:
         table: List[Any] = json.loads(data[at:end])
         at = end + 1
         for *fields, dtype, shape in table:
-            place = Key(*fields)
+            key = Key(*fields)
             array = np.frombuffer(data, dtype, int(np.prod(shape)), at).reshape(shape)
             at += array.nbytes
-            if place in arrays:
-                array = np.concatenate([arrays[place], array])
-            arrays[place] = array
+            if key in arrays:
+                array = np.concatenate([arrays[key], array])
+            arrays[key] = array
     return arrays

@@ -141,9 +141,9 @@ def _find(averaging: Averaging, fname: Files, strict: bool) -> _Found:
     chosen = arrays_of_worker(arrays, exchange.rank, shares if divided else None)
     if others:
         chosen.update(averaging.regrouped(arrays))
-    if exchange.rank != 0 and (several or not exchange.spreads_aggregators):
+    if exchange.rank != 0 and (several or not exchange.assigns_aggregators):
         chosen = {key: array for key, array in chosen.items() if key.node != "aggregator"}
-    if not exchange.spreads_aggregators:
+    if not exchange.assigns_aggregators:
         # Not strict: files may lack a tensor, but not the aggregator of a tensor that they have.
         needed = loaded if strict else loaded & shares.keys()
         aggregated = {key: array for key, array in chosen.items() if key.tensor in needed}

@@ -24,7 +24,7 @@ def state(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[Key, np.
     """
     for node, channels in _kept(exchange, names):
         if node == "worker":
-            all_states = (channel.codec.state() for channel in channels)
+            all_states = (channel.coder.state() for channel in channels)
         else:
             all_states = exchange.aggregator_states(channels)
         pieces = (
@@ -73,22 +73,22 @@ def load(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
     load_workers(exchange, names, arrays)
     aggregated = [channel for channel in _compressed(exchange, names) if channel.aggregated]
     aggregator_arrays = {key: array for key, array in arrays.items() if key.node == "aggregator"}
-    saved = chunks.Saved(exchange.share_aggregators(aggregated, aggregator_arrays))
+    saved = chunks.SavedArrays(exchange.share_aggregators(aggregated, aggregator_arrays))
     exchange.load_aggregators(aggregated, lambda c: _cut(exchange, c, "aggregator", saved))
 
 
 def load_workers(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
     """Restore this worker's part of a result of `state`, without aggregators."""
-    saved = chunks.Saved(arrays)
+    saved = chunks.SavedArrays(arrays)
     for channel in _compressed(exchange, names):
-        channel.codec.load_state(_cut(exchange, channel, "worker", saved))
+        channel.coder.load_state(_cut(exchange, channel, "worker", saved))
 
 
 def senders(exchange: Exchange) -> Dict[str, Tuple[int, int]]:
     """For each compressed tensor, the number of this worker's residual, and their count."""
-    compressed = (channel for channel in exchange.channels if channel.codec is not None)
+    compressed = (channel for channel in exchange.channels if channel.coder is not None)
     return {
-        piece.tensor: exchange.place(chunk)
+        piece.tensor: exchange.sender(chunk)
         for channel in compressed
         for chunk in channel.chunks
         for piece in chunk.slices
@@ -96,7 +96,7 @@ def senders(exchange: Exchange) -> Dict[str, Tuple[int, int]]:
 
 
 def _compressed(exchange: Exchange, names: Collection[str]) -> List[Channel]:
-    return [channel for channel in exchange.channels.of(names) if channel.codec is not None]
+    return [channel for channel in exchange.channels.of(names) if channel.coder is not None]
 
 
 def _kept(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[str, List[Channel]]]:
@@ -106,7 +106,7 @@ def _kept(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[str, Lis
     yield "aggregator", [channel for channel in channels if exchange.keeps_aggregator(channel)]
 
 
-def _cut(exchange: Exchange, channel: Channel, node: str, saved: chunks.Saved) -> States:
+def _cut(exchange: Exchange, channel: Channel, node: str, saved: chunks.SavedArrays) -> States:
     """The saved states of a channel's chunks, for a node."""
     return [
         saved.cut(

@@ -420,8 +420,8 @@ class GradientAveraging(Averaging):
         if self._momentum is not None:
             self._momentum.load_state(
                 {
-                    (place.tensor, *map(int, place.what.split("/")[1:])): array
-                    for place, array in arrays.items()
+                    (key.tensor, *map(int, key.what.split("/")[1:])): array
+                    for key, array in arrays.items()
                 },
                 self._params,
             )
@@ -443,7 +443,7 @@ def _minimum() -> int:
 def _separate(exchange: Exchange, names: Collection[str], ratios: Mapping[str, float]) -> bool:
     """Give tensors messages of their own if a shared message cannot be exchanged as it is.
 
-    The codec of a message compresses all of its chunks in every exchange. A tensor that takes no
+    The coder of a message compresses all of its chunks in every exchange. A tensor that takes no
     part would be compressed as zeros: its residual and momentum would change, and the result would
     be lost. Tensors of a message must also have one ratio. Residuals, momentum and random streams
     move with the tensors. All workers make the same call, which returns whether any was moved.
@@ -458,7 +458,7 @@ def _separate(exchange: Exchange, names: Collection[str], ratios: Mapping[str, f
         return False
     together = _with_all_that_share(exchange, split)
     arrays = dict(tensor_states.state(exchange, together))
-    exchange.declare(exchange.withdraw(together), bundled=False)
+    exchange.declare(exchange.withdraw(together), share_messages=False)
     tensor_states.load(exchange, together, arrays)
     return True
 

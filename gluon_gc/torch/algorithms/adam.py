@@ -13,7 +13,7 @@ from ..gradients.optimizers import KNOWN
 from ..optimizer.copies import kind_of
 
 _REFUSED = ("amsgrad", "maximize", "fused", "capturable", "differentiable")
-"""Settings of a parameter group that change the update or the place of the step count."""
+"""Settings of a parameter group that change the update or where the step count is."""
 
 
 class WrappedAdam:

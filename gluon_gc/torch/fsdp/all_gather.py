@@ -166,8 +166,8 @@ class AllGather(Unit):
 
     # Checkpoints
 
-    def carried(self) -> Tensors:
-        return self._copies.carried()
+    def saved_state(self) -> Tensors:
+        return self._copies.saved_state()
 
     def empty_state(self) -> Tensors:
         return self._copies.empty_state(self.dtype) if self._differences else {}

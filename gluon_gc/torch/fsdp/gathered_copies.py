@@ -122,18 +122,18 @@ class GatheredCopies:
 
     # Checkpoints
 
-    def carried(self) -> Tensors:
+    def saved_state(self) -> Tensors:
         """Return the copies of this worker's shards, and the values that were sent last."""
         return _cloned(self.by_key, self._sent) if self.begun else self._loaded
 
     def empty_state(self, dtype: torch.dtype) -> Tensors:
-        """Return zeros in the shapes and dtypes of `carried`."""
+        """Return zeros in the shapes and dtypes of `saved_state`."""
         zeros = torch.zeros(self._shards.size, dtype=dtype, device="cpu")
         shards = self._shards.split(self._shards.rank, zeros)
         return _cloned(shards, shards)
 
     def load(self, tensors: Tensors) -> None:
-        """Continue from the result of `carried`."""
+        """Continue from the result of `saved_state`."""
         self._loaded, self.begun = dict(tensors), False
 
 

@@ -205,7 +205,7 @@ class ReduceScatter(Unit):
 
     # Checkpoints
 
-    def carried(self) -> Tensors:
+    def saved_state(self) -> Tensors:
         if not self.chunks:
             return self._loaded
         names, _ = self.undo.waiting()
@@ -228,7 +228,7 @@ class ReduceScatter(Unit):
         if self.chunks:
             layout = coder_states.worker_layout(self.chunks)
             arrays = coder_states.unpacked(tensors)
-            names = {place.tensor: place.tensor for place in (*layout, *arrays)}
+            names = {key.tensor: key.tensor for key in (*layout, *arrays)}
             fitting.check_arrays(state_dicts.NOUN, arrays, layout, names, strict=True)
 
     def load(self, tensors: Tensors) -> None:

@@ -84,7 +84,7 @@ class GradientCompression:
         compressed = [t.plan.params for t in tensors if travels_compressed(t.plan, minimum)]
         self.drawn = {name for name, params in self.params.items() if params.draws}  # at random
         # Whether workers keep a residual or momentum for any gradient.
-        self.carries = any(params.keeps_state for params in compressed)
+        self.keeps_state = any(params.keeps_state for params in compressed)
         self.without_momentum: Set[str] = {  # their compressor applies no momentum
             tensor.plan.name for tensor in tensors if not applies_momentum(tensor.plan, minimum)
         }
@@ -203,7 +203,7 @@ class GradientSteps:
         if not self._begun:
             mu = self._momentum and self._momentum.mu
             self.compression.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")
-        if self.compression.carries:
+        if self.compression.keeps_state:
             self._continued = self.undo.begin(expected=bool(self._nonfinite))
         if self._continued and self._momentum is not None:
             raise RuntimeError(
@@ -273,7 +273,7 @@ class GradientSteps:
         def result(found: Result) -> Collection[str]:
             if found.unused:
                 self.rates.keep(found.unused)
-            if compression.carries:
+            if compression.keeps_state:
                 self.undo.exchanged(name for name in gradients if name not in found.unused)
             self._check(found, step)
             staged.finish(loss_scale)

@@ -105,7 +105,7 @@ def _layout(compressed: Sequence[Chunk]) -> Layout:
 
 def restore(exchanged: Iterable[ExchangedChunk], arrays: Arrays) -> None:
     """Restore coders from arrays of any chunks. Missing elements start from zero."""
-    saved = chunks.Saved(arrays)
+    saved = chunks.SavedArrays(arrays)
     for node, piece, coder in coders(exchanged):
         layout = coder.codec.saved_layout()
         coder.load_state(saved.cut(node, piece, layout, coder.stream_state))

@@ -132,12 +132,12 @@ class Unit:
         """Allocate memory for parameters or gradients. FSDP calls this."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def carried(self) -> Tensors:
+    def saved_state(self) -> Tensors:
         """Return this worker's state by the names of shards; nothing before the first step."""
         raise NotImplementedError
 
     def empty_state(self) -> Tensors:
-        """Return zeros in the shapes and dtypes of `carried`."""
+        """Return zeros in the shapes and dtypes of `saved_state`."""
         raise NotImplementedError
 
     def check(self, tensors: Tensors) -> None:
@@ -145,7 +145,7 @@ class Unit:
         raise NotImplementedError
 
     def load(self, tensors: Tensors) -> None:
-        """Continue from the result of `carried`. If there are no tensors, start from zero."""
+        """Continue from the result of `saved_state`. If there are no tensors, start from zero."""
         raise NotImplementedError
 
 
@@ -200,9 +200,9 @@ class ShardedCompression:
         """
         begun, arrays = [], {}
         for unit in self._units:
-            carried = unit.carried()
-            begun += carried
-            arrays.update(carried or unit.empty_state())
+            saved = unit.saved_state()
+            begun += saved
+            arrays.update(saved or unit.empty_state())
         worker = {"begun": tuple(begun), "arrays": arrays}
         workers = {str(dist.get_rank()): worker}
         return {"format": state_dicts.FORMAT, **self._described(), "workers": workers}

@@ -43,7 +43,7 @@ _TAGS = 2**16  # the number of tags that an exchange may use
 _asked: Optional[timedelta] = None
 _free: Dict[Tuple[Make, Tuple[int, ...]], List[Lease]] = defaultdict(list)
 _made: Dict[Tuple[Make, Tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
-_lent: Dict[int, Lease] = {}  # by the id of the pair
+_leased: Dict[int, Lease] = {}  # by the id of the pair
 _returned: List[Lease] = []
 _uses: Dict[Tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 _kept: List[Any] = []
@@ -103,7 +103,7 @@ def take(ranks: Sequence[int], everybody: bool = False, make: Make = new_group) 
         pair = make(ranks, everybody), make(ranks, everybody)
         free.append(Lease(key, next(_made[key]), pair))
     lease = free.pop()
-    _lent[id(lease.pair)] = lease
+    _leased[id(lease.pair)] = lease
     return lease.pair
 
 
@@ -112,7 +112,7 @@ def give_back(pair: Pair) -> None:
 
     The garbage collector may call this at other times on other workers.
     """
-    lease = _lent.pop(id(pair), None)
+    lease = _leased.pop(id(pair), None)
     if lease is not None:  # else PyTorch has destroyed the groups
         _returned.append(lease)
 
@@ -169,7 +169,7 @@ class Tags:
 
 def forget() -> None:
     """Forget all groups, because PyTorch destroys them."""
-    for groups in (_free, _made, _lent, _returned):
+    for groups in (_free, _made, _leased, _returned):
         groups.clear()
     _uses.clear()
     _kept.clear()

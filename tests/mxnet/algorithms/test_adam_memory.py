@@ -38,9 +38,9 @@ def test_a_trainer_keeps_the_memory_that_the_guide_states(name, tmp_path):
     trainer.save_states(file)
     size = sum(np.prod(shape) for shape in SHAPES)
     kept = {"worker": 0.0, "aggregator": 0.0}
-    for place, array in checkpoint.read(file).arrays.items():
-        if place.what != "parameter":
-            node = "aggregator" if place.node == "aggregator" else "worker"
+    for key, array in checkpoint.read(file).arrays.items():
+        if key.what != "parameter":
+            node = "aggregator" if key.node == "aggregator" else "worker"
             kept[node] += array.nbytes / size
     in_a_round = sum(4 * vector.size for vector in vectors[-1]) / size if vectors else 0
     found = Memory(kept["worker"], in_a_round, kept["aggregator"])

@@ -98,9 +98,9 @@ def test_another_number_of_fragments_keeps_the_residuals(tmp_path, before, now):
     trainer.save_states(files[1])
     saved, again = (dict(residuals(file)) for file in files)
     assert saved.keys() == again.keys() and len(saved) == 4
-    for place, residual in saved.items():
-        np.testing.assert_array_equal(again[place], residual)
-        assert residual.any() or place.node == "aggregator"
+    for key, residual in saved.items():
+        np.testing.assert_array_equal(again[key], residual)
+        assert residual.any() or key.node == "aggregator"
 
 
 def test_a_file_from_before_the_choice_of_auto_is_for_a_new_trainer(tmp_path):
@@ -120,10 +120,10 @@ def test_a_file_from_before_the_choice_of_auto_is_for_a_new_trainer(tmp_path):
 
 def residuals(file):
     """Yield the residuals in a file, without the number of their fragment."""
-    for place, array in checkpoint.read(file).arrays.items():
-        kind, _, what = place.what.partition("/")
+    for key, array in checkpoint.read(file).arrays.items():
+        kind, _, what = key.what.partition("/")
         if what == "residual":
-            yield place._replace(what=kind.partition(".")[0]), array
+            yield key._replace(what=kind.partition(".")[0]), array
 
 
 def test_saving_before_the_first_step_changes_nothing(tmp_path):
@@ -165,8 +165,8 @@ def test_a_file_without_the_anchor_of_a_parameter_is_refused(tmp_path):
     trainer.save_states(file)
     states = checkpoint.read(file)
     gone = checkpoint.Key(1, checkpoint.OF_ALL, "anchor")
-    arrays = {place: array for place, array in states.arrays.items() if place != gone}
-    layout = {place: (array.shape, array.dtype.name) for place, array in arrays.items()}
+    arrays = {key: array for key, array in states.arrays.items() if key != gone}
+    layout = {key: (array.shape, array.dtype.name) for key, array in arrays.items()}
     checkpoint.write(file, states.header, layout, arrays.items(), states.optimizer)
     with pytest.raises(ValueError, match=r"the anchor of 'p1' is missing there, but \(7,\) of flo"):
         trainer.load_states(file)
@@ -307,7 +307,7 @@ def test_each_kind_of_round_has_residuals_of_its_own_and_a_worker_keeps_its_stat
     file = str(tmp_path / "states")
     params, trainer = trained(3, ONEBIT, algorithm="two_rounds")
     trainer.save_states(file)
-    kinds = {(*place[:3],) for place in checkpoint.read(file).arrays if place.node != "aggregator"}
+    kinds = {(*key[:3],) for key in checkpoint.read(file).arrays if key.node != "aggregator"}
     residuals = {(0, "columns/residual"), (0, "whole/residual"), (1, "whole/residual")}
     expected = {(number, "worker", what) for number, what in residuals}
     expected |= {(0, "local", "sent"), (0, "local", "parameter"), (1, "local", "parameter")}

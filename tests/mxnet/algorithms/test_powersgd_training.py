@@ -7,14 +7,14 @@ import pytest
 
 from gluon_gc import state as checkpoint
 from gluon_gc.mxnet.algorithms.algorithm import MXNet
-from gluon_gc.state import Key as Place
+from gluon_gc.state import Key
 from tests.mxnet.cluster.jobs import backward, gradients, make
 from tests.mxnet.states.test_states import write
 
 SHAPES = [(40, 3, 3, 3), (7,), (30, 20)]
 POWERSGD = {"name": "powersgd", "rank": 2}
 SGD = {"learning_rate": 0.125}
-TOTAL = Place(0, "local", "total")
+TOTAL = Key(0, "local", "total")
 
 
 def made(compression_params=None, contexts=1, algorithm=POWERSGD, **more):
@@ -47,7 +47,7 @@ def test_a_checkpoint_has_the_factors_once_and_each_workers_total(tmp_path):
     others, other = made()
     other.load_states(file)
     assert_equal(train(params, trainer, range(3, 6)), train(others, other, range(3, 6)))
-    kinds = {(place.node, place.what) for place in checkpoint.read(file).arrays}
+    kinds = {(key.node, key.what) for key in checkpoint.read(file).arrays}
     factors = {("trainer", "left_factor"), ("trainer", "right_factor")}
     assert kinds == {("local", "parameter"), ("local", "total"), *factors}
 
@@ -58,7 +58,7 @@ def test_the_mean_of_the_residuals_of_two_workers_is_kept(tmp_path):
     totals = []
     for rank, file in enumerate(files):
         states = checkpoint.read(file)
-        arrays = {place: array.copy() for place, array in states.arrays.items()}
+        arrays = {key: array.copy() for key, array in states.arrays.items()}
         arrays[TOTAL] += rank
         totals.append(arrays[TOTAL])
         header = {**states.header, "world_size": 2, "rank": rank}

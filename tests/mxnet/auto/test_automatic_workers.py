@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc.auto.choice import Link, Measured, Way
+from gluon_gc.auto.choice import Link, Measured, TrafficCost
 from gluon_gc.auto.local_steps import StepClock
 from gluon_gc.auto.speed import Speed
 from gluon_gc.log import logger
@@ -27,9 +27,9 @@ def weights(result, name):
 
 def measured_link(rate):
     """Return what a probe would measure on a link of this speed."""
-    way = Way(0.0, rate)
+    cost = TrafficCost(0.0, rate)
     kernels = dict.fromkeys(("bytegrad", "blockwise", "onebit", "topk"), Speed(0.0, 0.0, 0.0))
-    return Measured(Link(way, way, way), kernels)
+    return Measured(Link(cost, cost, cost), kernels)
 
 
 @contextmanager

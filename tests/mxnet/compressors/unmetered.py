@@ -15,7 +15,7 @@ SCALE = 1 / 3
 
 
 class Node:
-    """The codecs of a `test_message_codec.Message` on a device.
+    """The codecs of a `test_message_coder.Message` on a device.
 
     `more` are codec options that compression_params do not have.
     """
@@ -65,7 +65,7 @@ class Node:
             "compress",
             (*self.states, *map(self.array, gradients), *factors),
             **self._options,
-            **self._attribute("compress", attributes, len(gradients), self.message.places, **now),
+            **self._attribute("compress", attributes, len(gradients), self.message.offsets, **now),
             **self._draw(),
         )
 
@@ -87,7 +87,7 @@ class Node:
             "decompress",
             (self.array(messages), *results),
             **self._options,
-            **self._attribute("decompress", attributes, len(results), self.message.places),
+            **self._attribute("decompress", attributes, len(results), self.message.offsets),
             **self._positions,
         )
         assert statuses.context == self.context

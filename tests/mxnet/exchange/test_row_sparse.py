@@ -6,8 +6,8 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc.compression import parse
-from gluon_gc.mxnet.exchange.codec import Part
-from gluon_gc.mxnet.exchange.rows_codec import RowsCodec
+from gluon_gc.mxnet.exchange.coder import Part
+from gluon_gc.mxnet.exchange.rows_coder import RowsCoder
 from tests.mxnet.cluster.jobs import assert_same_on_all_workers
 from tests.mxnet.cluster.standing import on_workers
 
@@ -133,7 +133,7 @@ def decoded(codec, words, payload):
 
 
 def test_messages_of_rows_that_do_not_fit_are_refused():
-    codec = RowsCodec(parse({"compressor": "onebit"}), 10, Part(30))
+    codec = RowsCoder(parse({"compressor": "onebit"}), 10, Part(30))
     payload = np.concatenate([np.zeros(4, np.uint8), np.float32([2]).view(np.uint8)])
     expected = np.where(np.isin(np.arange(10), [4, 9])[:, None], 2, 0) * np.ones(3)
     np.testing.assert_array_equal(decoded(codec, [24, 2, 4, 9], payload), expected)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gluon_gc.exchange.plan import Slice
 from gluon_gc.mxnet.kvstore import archive
 from gluon_gc.mxnet.kvstore.parameter_server import pages
-from gluon_gc.state import Key as Place
+from gluon_gc.state import Key
 
 SIZES = st.lists(st.lists(st.integers(0, 40), max_size=3), max_size=5)
 
@@ -67,23 +67,23 @@ def test_workers_give_each_other_what_their_slices_need():
     whole = np.arange(10.0)
     streams = np.arange(8, dtype=np.uint64).reshape(2, 4)
     mine = {
-        Place("a", "aggregator", "residual", 2): whole[2:6],
-        Place("a", "aggregator", "stream"): streams[:1],
-        Place("b", "aggregator", "residual"): whole,
+        Key("a", "aggregator", "residual", 2): whole[2:6],
+        Key("a", "aggregator", "stream"): streams[:1],
+        Key("b", "aggregator", "residual"): whole,
     }
     theirs = {
-        Place("a", "aggregator", "residual", 6): whole[6:9],
-        Place("a", "aggregator", "stream"): streams[1:],
+        Key("a", "aggregator", "residual", 6): whole[6:9],
+        Key("a", "aggregator", "stream"): streams[1:],
     }
     slices = [Slice("a", 4, 7)]
     data = b"".join(archive.pack(archive.parts(states, slices)) for states in (mine, theirs))
     got = archive.unpack(data)
     assert got.keys() == {
-        Place("a", "aggregator", "residual", 4),
-        Place("a", "aggregator", "residual", 6),
-        Place("a", "aggregator", "stream"),
+        Key("a", "aggregator", "residual", 4),
+        Key("a", "aggregator", "residual", 6),
+        Key("a", "aggregator", "stream"),
     }
-    np.testing.assert_array_equal(got[Place("a", "aggregator", "residual", 4)], [4, 5])
-    np.testing.assert_array_equal(got[Place("a", "aggregator", "residual", 6)], [6])
-    np.testing.assert_array_equal(got[Place("a", "aggregator", "stream")], streams)
+    np.testing.assert_array_equal(got[Key("a", "aggregator", "residual", 4)], [4, 5])
+    np.testing.assert_array_equal(got[Key("a", "aggregator", "residual", 6)], [6])
+    np.testing.assert_array_equal(got[Key("a", "aggregator", "stream")], streams)
     assert archive.unpack(archive.pack(archive.parts(mine, []))) == {}

@@ -122,8 +122,8 @@ def assert_saved_again_before_any_step(file, ranks):
         again = checkpoint.read(f"{file}-{rank}.again")
         assert again.header == loaded.header
         assert again.arrays.keys() == loaded.arrays.keys()
-        for place, array in loaded.arrays.items():
-            np.testing.assert_array_equal(again.arrays[place], array, err_msg=str(place))
+        for key, array in loaded.arrays.items():
+            np.testing.assert_array_equal(again.arrays[key], array, err_msg=str(key))
 
 
 def expected_of_new_chunks(params, rows, local_size):
@@ -255,14 +255,14 @@ def totals(file, suffix=""):
     files = [checkpoint.read(f"{file}-{rank}{suffix}") for rank in range(2)]
     senders = [one["senders"] for one in files[0].header["parameters"]]
     found = {}
-    for place in files[0].arrays:
-        if place.node == "worker" and place.what != "stream":
-            total = sum(states.arrays[place].astype(np.float64) for states in files)
-            found[place[:3]] = total * senders[place.tensor] / len(files)
+    for key in files[0].arrays:
+        if key.node == "worker" and key.what != "stream":
+            total = sum(states.arrays[key].astype(np.float64) for states in files)
+            found[key[:3]] = total * senders[key.tensor] / len(files)
     aggregators = sorted(division.aggregators([states.arrays for states in files]).items())
-    for place in {place[:3] for place, _ in aggregators}:
-        of_place = [array for other, array in aggregators if other[:3] == place]
-        found[place] = np.concatenate(of_place)
+    for key in {key[:3] for key, _ in aggregators}:
+        of_key = [array for other, array in aggregators if other[:3] == key]
+        found[key] = np.concatenate(of_key)
     return found
 
 

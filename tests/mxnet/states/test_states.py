@@ -45,7 +45,7 @@ def contents(trainer):
 
 def write(file, states):
     """Write states to a file."""
-    layout = {place: (array.shape, array.dtype.name) for place, array in states.arrays.items()}
+    layout = {key: (array.shape, array.dtype.name) for key, array in states.arrays.items()}
     arrays = states.arrays.items()
     checkpoint.write(str(file), states.header, layout, arrays, states.optimizer)
 
@@ -391,8 +391,8 @@ def test_a_file_from_before_a_parameter_was_frozen_loads_and_keeps_its_state(sav
     trainer.load_states(str(saved))
     trainer.save_states(str(tmp_path / "again"))
     there, again = checkpoint.read(str(saved)), checkpoint.read(str(tmp_path / "again"))
-    for place, array in there.arrays.items():
-        np.testing.assert_array_equal(again.arrays[place], array)
+    for key, array in there.arrays.items():
+        np.testing.assert_array_equal(again.arrays[key], array)
 
 
 def test_what_is_loaded_is_what_is_saved_before_any_step(saved, tmp_path):
@@ -420,8 +420,8 @@ SAVE = """
 
 
 def numbered(value, count=300_000):
-    place = checkpoint.Key(0, "worker", "residual")
-    return checkpoint.States({"value": value}, {place: np.full(count, value)}, b"")
+    key = checkpoint.Key(0, "worker", "residual")
+    return checkpoint.States({"value": value}, {key: np.full(count, value)}, b"")
 
 
 def run(code, file):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gluon_gc import state as checkpoint
-from gluon_gc.state import Key as Place
+from gluon_gc.state import Key
 from tests.mxnet.states.test_states import SHAPES, contents, rewrite, trained, write
 
 DITHERING = {"compressor": "dithering", "k": 8, "seed": 7, "ef": "vanilla"}
@@ -44,7 +44,7 @@ def assert_refused(files, message, trainer=None):
 
 
 def test_residuals_of_the_workers_of_a_node_count_once(three, tmp_path):
-    residual = Place(0, "worker", "residual")
+    residual = Key(0, "worker", "residual")
     for file in three:
         states = checkpoint.read(file)
         arrays = {**states.arrays, residual: arrays_of(three[2])[residual].copy()}
@@ -63,15 +63,15 @@ def test_an_aggregator_that_every_worker_has_saved_counts_once(three, tmp_path):
     before = arrays_of(three[0])
     for file in three[1:]:
         states = checkpoint.read(file)
-        own = {place: a.copy() for place, a in states.arrays.items() if place.node != "aggregator"}
-        copies = {place: a.copy() for place, a in before.items() if place.node == "aggregator"}
+        own = {key: a.copy() for key, a in states.arrays.items() if key.node != "aggregator"}
+        copies = {key: a.copy() for key, a in before.items() if key.node == "aggregator"}
         write(file, states._replace(arrays={**own, **copies}))
     _, trainer = trained()
     trainer.load_states(three, strict=False)
     trainer.save_states(str(tmp_path / "again"))
     again = arrays_of(tmp_path / "again")
-    for place in {place for place in before if place.node == "aggregator"}:
-        np.testing.assert_array_equal(again[place], before[place])
+    for key in {key for key in before if key.node == "aggregator"}:
+        np.testing.assert_array_equal(again[key], before[key])
 
 
 def test_a_single_file_must_have_the_aggregators(tmp_path):
@@ -79,7 +79,7 @@ def test_a_single_file_must_have_the_aggregators(tmp_path):
     file = str(tmp_path / "file")
     trained(steps=3)[1].save_states(file)
     states = checkpoint.read(file)
-    own = {place: a.copy() for place, a in states.arrays.items() if place.node != "aggregator"}
+    own = {key: a.copy() for key, a in states.arrays.items() if key.node != "aggregator"}
     write(file, states._replace(arrays=own))
     missing = "the aggregator's residual of 'p0' is missing there, but .*: pass the files of all"
     assert_refused(file, missing)
@@ -141,9 +141,9 @@ def test_parameters_may_be_new_or_gone(tmp_path, logged):
     assert re.search(r"\['p7'\] are ignored.*\['p0', 'p2'\] start from zero", logged.text)
     trainer.save_states(str(tmp_path / "again"))
     again = arrays_of(tmp_path / "again")
-    for place, array in arrays_of(file).items():
-        if place.tensor == 0 and place.what != "stream":
-            np.testing.assert_array_equal(again[place._replace(tensor=1)], array)
-    assert not again[Place(0, "worker", "residual")].any()
+    for key, array in arrays_of(file).items():
+        if key.tensor == 0 and key.what != "stream":
+            np.testing.assert_array_equal(again[key._replace(tensor=1)], array)
+    assert not again[Key(0, "worker", "residual")].any()
     states, other = trainer._updaters[0].states, saved._updaters[0].states
     assert states.keys() == {1} and other.keys() == {0, 1}

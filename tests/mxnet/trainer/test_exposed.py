@@ -168,8 +168,8 @@ def step_without_a_server(folder, compression_params):
     started = time.monotonic()
     trainer.step(1)
     for channel in default_exchange().channels.of(trainer._averaging.names()):
-        if channel.codec is not None:
-            channel.codec.state()
+        if channel.coder is not None:
+            channel.coder.state()
     (folder / "returned").touch()
     exposed = trainer.compression_stats()["total"]["exposed_seconds"]
     return param.data().asnumpy(), exposed, time.monotonic() - started

@@ -13,7 +13,7 @@ from gluon_gc.exchange import plan
 from gluon_gc.exchange.plan import Slice, Tensor
 from gluon_gc.log import logger
 from gluon_gc.mxnet.engine.operators import clip_factor
-from gluon_gc.mxnet.exchange.codec import MessageCodec
+from gluon_gc.mxnet.exchange.coder import MessageCoder
 from gluon_gc.mxnet.exchange.gradient import Gradient, Job, sums_of
 from gluon_gc.mxnet.kvstore.local import Local
 from gluon_gc.mxnet.state import tensor_states
@@ -44,7 +44,7 @@ def devices(cut, monkeypatch):
 
     monkeypatch.setattr(Gradient, "__init__", make_from_gpus)
     monkeypatch.setattr(Gradient, "gpus", gpus)
-    monkeypatch.setattr(MessageCodec, "runs_on_gpu", True)
+    monkeypatch.setattr(MessageCoder, "runs_on_gpu", True)
     monkeypatch.setattr(kernels, "runs_on_gpu", lambda name: True)
     monkeypatch.setattr(mx, "cpu_pinned", mx.cpu)
 
@@ -83,8 +83,8 @@ def train(exchange, contexts, dtype, missing=(), out_of_place=False, max_norm=No
             results.update({f"{step}/{t}/{i}": x.asnumpy() for i, x in enumerate(arrays)})
             if out_of_place:
                 assert all(np.array_equal(x.asnumpy(), y) for x, y in zip(values[t], before[t]))
-    for place, array in tensor_states.state(exchange, SIZES.keys()):
-        results["/".join(map(str, place[:3]))] = array
+    for key, array in tensor_states.state(exchange, SIZES.keys()):
+        results["/".join(map(str, key[:3]))] = array
     (channel, *_) = exchange.channels
     done = channel.done()
     results["done"] = [done["calls"], done["sent_bytes"], done["received_bytes"]]
@@ -170,7 +170,7 @@ def test_a_slice_is_spread_to_targets_elsewhere_and_leaves_the_rest_alone():
     room, begin = gradient.room_on(DEVICES[1], piece)
     assert room is arrays[1] and begin == 3
     room[3:7] = mx.nd.array([1, 1, 1, 1], DEVICES[1])
-    gradient.spread(room, begin, piece)
+    gradient.broadcast(room, begin, piece)
     gradient.finish()
     for array in arrays:
         assert array.asnumpy().tolist() == [0, 1, 2, 1, 1, 1, 1, 7, 8, 9]

@@ -64,12 +64,12 @@ def test_a_step_that_is_skipped_changes_no_weight_and_no_state(compression, bad)
         backward(params, gradient(step))
         trainer.step(1)
     before, weight = state(), params[0].data().asnumpy()
-    assert {place.what for place in before} >= {"residual", "momentum"}
+    assert {key.what for key in before} >= {"residual", "momentum"}
     backward(params, gradient(2, bad))
     trainer.step(1)
     np.testing.assert_array_equal(params[0].data().asnumpy(), weight)
-    for place, array in state().items():
-        np.testing.assert_array_equal(array, before[place])
+    for key, array in state().items():
+        np.testing.assert_array_equal(array, before[key])
     backward(params, gradient(3))
     trainer.step(1)
     after = params[0].data().asnumpy()

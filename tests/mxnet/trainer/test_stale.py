@@ -30,9 +30,9 @@ def kept(trainer):
     """Return residuals, momentum and random streams by parameter number."""
     numbers = {tensor.name: i for (i, _), tensor in trainer._averaging.tensors.items()}
     state = tensor_states.state(trainer._averaging.exchange, trainer._averaging.names())
-    arrays = {(numbers[place.tensor], *place[1:]): array for place, array in state}
+    arrays = {(numbers[key.tensor], *key[1:]): array for key, array in state}
     own = trainer._momentum.state() if trainer._momentum else {}
-    return {**arrays, **{(place[0], "trainer", place): array for place, array in own.items()}}
+    return {**arrays, **{(key[0], "trainer", key): array for key, array in own.items()}}
 
 
 def assert_same(a, b, numbers):

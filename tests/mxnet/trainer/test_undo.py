@@ -61,8 +61,8 @@ def trained(compression, kind, **more):
 def state_of(params, trainer):
     averaging = trainer._averaging
     arrays = {f"weight {param.name}": param.data().asnumpy() for param in params}
-    for place, array in tensor_states.state(averaging.exchange, averaging.names()):
-        arrays[place._replace(tensor=place.tensor.partition(".")[2])] = array
+    for key, array in tensor_states.state(averaging.exchange, averaging.names()):
+        arrays[key._replace(tensor=key.tensor.partition(".")[2])] = array
     arrays.update(averaging.arrays())
     arrays["steps"] = averaging.steps
     arrays["rates"] = sorted(averaging.learning_rates.last.items())
@@ -156,7 +156,7 @@ def test_rows_of_a_step_that_is_left_out_leave_no_trace(kind, ef):
 def test_only_trainers_that_may_leave_steps_out_keep_a_second_state():
     def earlier(trainer):
         channels = trainer._averaging.exchange.channels
-        codecs = [channel.codec for channel in channels if channel.codec is not None]
+        codecs = [channel.coder for channel in channels if channel.coder is not None]
         return [array for codec in codecs for array in codec.memory.earlier]
 
     params, trainer = make(SHAPES, dict(OPTIMIZER), ONEBIT, optimizer="nag")

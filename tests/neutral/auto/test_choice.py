@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluon_gc.auto.choice import Link, Load, Measured, Topology, Way, choose
+from gluon_gc.auto.choice import Link, Load, Measured, Topology, TrafficCost, choose
 from gluon_gc.auto.speed import Speed, measured
 from gluon_gc.compression import candidates, parse
 from gluon_gc.exchange import plan
@@ -27,8 +27,8 @@ def tensors(accuracy="aggressive", sizes=SIZES, dtype="float32"):
 
 def cluster(rate, message=0.0, kernel=1e-10, payload_rate=None):
     """Return measurements of a cluster in which all links, messages and kernels are equal."""
-    way = Way(message, rate)
-    link = Link(way, way, Way(message, payload_rate or rate))
+    cost = TrafficCost(message, rate)
+    link = Link(cost, cost, TrafficCost(message, payload_rate or rate))
     return Measured(link, {name: Speed(kernel, kernel, kernel) for name in COMPRESSORS})
 
 
@@ -54,14 +54,14 @@ LOADS = [Load(0.1, 4096), Load(4.0, 2**18), Load(16.0, 2**20), Load(16.0, 2**22)
     st.floats(1e6, 1e10),
     st.sampled_from([1.0, 1.5, 2.0]),
 )
-def test_a_way_is_found_from_what_exchanges_take(latency, message, rate, passes):
+def test_a_cost_is_found_from_what_exchanges_take(latency, message, rate, passes):
     times = [(load, latency + load.messages * message + load.bytes / rate) for load in LOADS]
-    found = Way.fitted(times, passes)
+    found = TrafficCost.fitted(times, passes)
     for load, took in times[2:]:
         again = load.messages * found.message + load.bytes * passes / found.rate
         assert again == pytest.approx(took - latency, rel=1e-3, abs=1e-3 * took)
     (least, _), (most, took) = times[:2]
-    few = Way.fitted(times[:2], passes)
+    few = TrafficCost.fitted(times[:2], passes)
     assert 0 < few.rate and 0 <= few.message * most.messages <= took
     assert most.bytes * passes / few.rate <= took * (1 + 1e-9)
     assert least.bytes * passes / few.rate <= times[0][1] * (1 + 1e-9)
@@ -69,12 +69,12 @@ def test_a_way_is_found_from_what_exchanges_take(latency, message, rate, passes)
 
 def test_what_a_buffer_took_does_not_hide_the_rate():
     times = [(Load(0.0625, 4096), 0.001), (Load(4.0, 262144), 0.28)]
-    assert Way.fitted(times, 2.0).rate == pytest.approx(2 * 262144 / 0.28)
+    assert TrafficCost.fitted(times, 2.0).rate == pytest.approx(2 * 262144 / 0.28)
 
 
-def test_times_that_noise_has_turned_round_still_make_a_way():
-    way = Way.fitted([(load, 1.0 / (i + 1)) for i, load in enumerate(LOADS)], 1.0)
-    assert way.rate > 0 and way.message >= 0
+def test_times_that_noise_has_turned_round_still_make_a_cost():
+    cost = TrafficCost.fitted([(load, 1.0 / (i + 1)) for i, load in enumerate(LOADS)], 1.0)
+    assert cost.rate > 0 and cost.message >= 0
 
 
 @pytest.mark.parametrize("accuracy", ACCURACIES)

@@ -11,7 +11,7 @@ from gluon_gc.algorithms.onebit_adam import OneBitAdam
 from gluon_gc.algorithms.requirements import require_fitting_compression
 from gluon_gc.auto import local_steps
 from gluon_gc.auto.algorithm import Decision
-from gluon_gc.auto.choice import Link, Measured, Topology, Way
+from gluon_gc.auto.choice import Link, Measured, Topology, TrafficCost
 from gluon_gc.auto.local_steps import (
     LEAST,
     MOST,
@@ -99,8 +99,8 @@ def test_h_is_no_less_than_the_algorithm_needs():
 
 
 def cluster(rate):
-    way, fast = Way(0.0, rate), Speed(0.0, 0.0, 0.0)
-    return Measured(Link(way, way, way), dict.fromkeys([*NAMES, repr(parse(OWN).given())], fast))
+    cost, fast = TrafficCost(0.0, rate), Speed(0.0, 0.0, 0.0)
+    return Measured(Link(cost, cost, cost), dict.fromkeys([*NAMES, repr(parse(OWN).given())], fast))
 
 
 OWN = {"compressor": "dithering", "k": 2, "seed": 1}

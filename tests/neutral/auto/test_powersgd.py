@@ -6,7 +6,7 @@ from gluon_gc import algorithms
 from gluon_gc.algorithms.requirements import require_fitting_compression
 from gluon_gc.auto.algorithm import Decision
 from gluon_gc.auto.algorithms import automatic
-from gluon_gc.auto.choice import Link, Measured, Topology, Way
+from gluon_gc.auto.choice import Link, Measured, Topology, TrafficCost
 from gluon_gc.auto.low_rank import AutomaticPowerSGD
 from gluon_gc.auto.probe import Workers
 from gluon_gc.compression import parse
@@ -32,10 +32,10 @@ def chosen(one, rate, seconds=1e-10, message=0.0):
 
     Values in float16 take as long as half as many in float32.
     """
-    way = Way(message, rate)
+    cost = TrafficCost(message, rate)
     workers = Workers()
     workers.topology, workers.logs = TOPOLOGY, True
-    workers.measured = lambda compressors: Measured(Link(way, way, way), {})
+    workers.measured = lambda compressors: Measured(Link(cost, cost, cost), {})
     return one.choose(TENSORS, SHAPES, workers, seconds)
 
 

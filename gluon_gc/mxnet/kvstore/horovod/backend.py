@@ -46,7 +46,7 @@ class Horovod(HierarchicalExchange):
     """Exchanges compressed gradients through Horovod, in a job of horovodrun or mpirun."""
 
     type = "horovod"
-    spreads_aggregators = True
+    assigns_aggregators = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from mxnet.ndarray import NDArray
 from ...engine import operators
 from ...engine.operators import MessageRows
 from ...exchange.channel import Channel
-from ...exchange.codec import MessageCodec
+from ...exchange.coder import MessageCoder
 from .process_set import Packed, ProcessSet
 
 Messages = Mapping[Channel, NDArray]
@@ -58,7 +58,7 @@ def nothing(members: int) -> Packed:
     return Packed(mx.nd.zeros(1, dtype="uint8"), mx.nd.zeros(members, dtype="int32"))
 
 
-class Bundle:
+class MessagePacker:
     """Packs the messages of channels. Only used bytes travel, if payloads are often not full."""
 
     def __init__(self, channels: Sequence[Channel]) -> None:
@@ -90,7 +90,7 @@ class Bundle:
 
 def _parts(channel: Channel) -> Parts:
     """The parts of a channel's messages. Payloads that are nearly always full travel whole."""
-    rows = channel.codec.rows()
+    rows = channel.coder.rows()
     return tuple((most, None) for most, _ in rows.parts) if rows.in_one else rows.parts
 
 
@@ -118,17 +118,19 @@ class Alltoall:
 
 
 class ToAll:
-    """Sends the bundle of each member to all members.
+    """Sends the packed messages of each member to all members.
 
     If the sizes are known in advance, it is an all-gather. The members then form a ring: each one
     sends to one neighbour only, so transfers do not compete for a link. Otherwise it is an
     alltoall.
     """
 
-    def __init__(self, process_set: ProcessSet, bundles: Sequence[Bundle], name: str) -> None:
+    def __init__(
+        self, process_set: ProcessSet, packers: Sequence[MessagePacker], name: str
+    ) -> None:
         self._process_set, self._name = process_set, name
-        sizes = [bundle.room for bundle in bundles]
-        self._known = all(sizes) and not any(bundle.varies for bundle in bundles)
+        sizes = [packer.room for packer in packers]
+        self._known = all(sizes) and not any(packer.varies for packer in packers)
         if self._known:
             data = mx.nd.empty(sum(sizes), dtype="uint8")
             self._received = Packed(data, mx.nd.array(sizes, dtype="int32"))
@@ -136,7 +138,7 @@ class ToAll:
             self._alltoall = Alltoall(process_set, sum(sizes), name)
 
     def __call__(self, packed: Packed) -> Packed:
-        """Queue the exchange of this member's bundle. Returns all bundles in the members' order."""
+        """Queue the exchange of this member's bytes. Returns all bytes in the members' order."""
         if not self._known:
             return self._alltoall(repeated(packed, self._process_set.size))
         self._process_set.all_gather(packed.data, self._received.data, self._name)
@@ -152,19 +154,19 @@ class TwoWay:
         channels: Sequence[Channel],
         name: str,
         owners: Mapping[Channel, int],
-        aggregators: Mapping[Channel, MessageCodec],
+        aggregators: Mapping[Channel, MessageCoder],
         threads: int,
     ) -> None:
         self._threads, self._size = threads, process_set.size
         owned = [[c for c in channels if owners[c] == owner] for owner in range(self._size)]
         self._shares = [len(part) for part in owned]
-        self._all = Bundle([channel for part in owned for channel in part])
-        bundles = [Bundle(part) for part in owned]
-        self._owned = bundles[process_set.rank]
+        self._all = MessagePacker([channel for part in owned for channel in part])
+        packers = [MessagePacker(part) for part in owned]
+        self._owned = packers[process_set.rank]
         self._aggregators = [aggregators[channel] for channel in owned[process_set.rank]]
         room = self._size * self._owned.room
         self._to_owners = Alltoall(process_set, room, f"to_owners.{name}")
-        self._to_all = ToAll(process_set, bundles, f"to_all.{name}")
+        self._to_all = ToAll(process_set, packers, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
         sent = [messages[channel] for channel in self._all.channels]
@@ -187,20 +189,20 @@ class Gathered:
     """A group of messages with a gather exchange: each message goes to all members."""
 
     def __init__(self, process_set: ProcessSet, channels: Sequence[Channel], name: str) -> None:
-        self._size, self._bundle = process_set.size, Bundle(channels)
-        self._to_all = ToAll(process_set, [self._bundle] * process_set.size, f"to_all.{name}")
+        self._size, self._packer = process_set.size, MessagePacker(channels)
+        self._to_all = ToAll(process_set, [self._packer] * process_set.size, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
-        sent = [messages[channel] for channel in self._bundle.channels]
-        self._received = self._to_all(self._bundle.pack(sent, [len(sent)]))
+        sent = [messages[channel] for channel in self._packer.channels]
+        self._received = self._to_all(self._packer.pack(sent, [len(sent)]))
 
     def answer(self) -> None:
         """Do nothing: all members have all messages after `send`."""
 
     def receive(self) -> Messages:
         """For each channel, the messages of all members, in the order of their ranks."""
-        rows = self._bundle.unpack(self._received, self._size)
-        return dict(zip(self._bundle.channels, rows))
+        rows = self._packer.unpack(self._received, self._size)
+        return dict(zip(self._packer.channels, rows))
 
 
 Group = Union[TwoWay, Gathered]

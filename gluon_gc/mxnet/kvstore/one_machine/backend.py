@@ -91,7 +91,7 @@ class OneMachine(HierarchicalExchange):
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
-    def place(self, chunk: Chunk) -> Tuple[int, int]:
+    def sender(self, chunk: Chunk) -> Tuple[int, int]:
         # All workers together make one payload, but each one makes a payload of its own rows.
         return (self.rank, self.num_workers) if chunk.rows else self._machine
 
@@ -121,7 +121,7 @@ class OneMachine(HierarchicalExchange):
 
     def _payloads(self, channel: Channel, message: NDArray) -> NDArray:
         """The payloads of all workers' rows, side by side. Only bytes in use travel."""
-        own, (payload,) = message.asnumpy(), channel.codec.codecs
+        own, (payload,) = message.asnumpy(), channel.coder.codecs
         gathered = self._gather(own[: payload.used(own)].tobytes())
         padded = b"".join(data.ljust(payload.payload_bytes, b"\0") for data in gathered)
         return mx.nd.array(np.frombuffer(padded, np.uint8), dtype="uint8")

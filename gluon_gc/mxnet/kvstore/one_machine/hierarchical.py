@@ -94,9 +94,9 @@ class HierarchicalExchange(Exchange):
         # The workers of a machine sum in host memory.
         return super()._can_run_on_gpu(channel) and channel not in self._shared
 
-    def place(self, chunk: Chunk) -> Tuple[int, int]:
+    def sender(self, chunk: Chunk) -> Tuple[int, int]:
         summed = chunk.params is not None and chunk.params.hierarchical and not chunk.rows
-        return self._machine if summed and self._shares_machine() else super().place(chunk)
+        return self._machine if summed and self._shares_machine() else super().sender(chunk)
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         if channel in self._shared and not self._shared[channel].owned:

@@ -22,7 +22,7 @@ from ...engine import operators
 from ...engine.memory import as_ndarray
 from ...engine.order import Eventcount, Watcher
 from ...exchange.channel import Channel
-from ...exchange.codec import MessageCodec
+from ...exchange.coder import MessageCoder
 from ...exchange.gradient import Gradients, Job
 
 _ALIGNMENT = 64  # bytes: a cache line, so that processes do not write to the same one
@@ -38,7 +38,7 @@ class SharedMessage:
     def __init__(
         self,
         channel: Channel,
-        codecs: Sequence[MessageCodec],
+        coders: Sequence[MessageCoder],
         owner: int,
         rank: int,
         count: int,  # of payloads in an answer
@@ -47,7 +47,7 @@ class SharedMessage:
         arrived: Eventcount,  # every worker advances it once in a step
         answered: Eventcount,  # the owner advances it once in a step
     ) -> None:
-        self._channel, self.codecs = channel, codecs
+        self._channel, self.coders = channel, coders
         self.owner, self.owned, self._count = owner, owner == rank, count
         self._arrived, self._answered = arrived, answered
         self._slots = as_ndarray(slots)
@@ -57,8 +57,8 @@ class SharedMessage:
     def contribute(self, job: Job) -> None:
         self._channel.copy(job, self._own, metered=not self.owned)
         if not self.owned:
-            for codec in self.codecs:
-                codec.move_on()
+            for coder in self.coders:
+                coder.move_on()
         self._arrived.advance(read=[self._own], written=[self._answer])
 
     def total(self) -> NDArray:
@@ -73,7 +73,7 @@ class SharedMessage:
 
     def deliver(self, gradients: Gradients, also: Sequence[NDArray] = ()) -> None:
         """Write the answer to the gradients. Later operations on `also` wait for it as well."""
-        kept = [array for codec in self.codecs for array in codec.memory.arrays]
+        kept = [array for coder in self.coders for array in coder.memory.arrays]
         self._answered.wait([self._answer, self._own, *kept, *also])
         self._channel.deliver([self._answer], gradients, self._count)
 
@@ -90,27 +90,27 @@ class SharedMemory:
         self,
         channels: Sequence[Channel],
         answers: Sequence[int],
-        aggregators: Mapping[Channel, MessageCodec],
+        aggregators: Mapping[Channel, MessageCoder],
     ) -> List[SharedMessage]:
         """Allocate a message for each channel; `answers` are the numbers of payloads in answers."""
         workers, rank = self._machine.size, self._machine.rank
-        codecs = [
-            [codec for codec in (channel.codec, aggregators.get(channel)) if codec is not None]
+        coders = [
+            [coder for coder in (channel.coder, aggregators.get(channel)) if coder is not None]
             for channel in channels
         ]
         owners = plan.assign([channel.message_bytes for channel in channels], workers)
         sizes: List[int] = []
-        for channel, count, own in zip(channels, answers, codecs):
+        for channel, count, own in zip(channels, answers, coders):
             values = channel.size * np.dtype(channel.dtype).itemsize
-            payloads = channel.codec.payload_bytes if channel.framed else channel.message_bytes
+            payloads = channel.coder.payload_bytes if channel.framed else channel.message_bytes
             sizes += [workers * values, count * payloads, 4, 4]
-            sizes += [codec.memory.num_bytes for codec in own]
+            sizes += [coder.memory.num_bytes for coder in own]
         pieces = self._pieces(sizes)
         messages: List[SharedMessage] = []
-        for channel, count, owner, own in zip(channels, answers, owners, codecs):
+        for channel, count, owner, own in zip(channels, answers, owners, coders):
             slots, answer, arrived, answered = itertools.islice(pieces, 4)
-            for codec in own:
-                codec.memory.use(next(pieces))
+            for coder in own:
+                coder.memory.use(next(pieces))
             slots = slots.reshape(workers, -1)
             counts = (
                 self._count(arrived, workers, slice(owner, owner + 1)),
@@ -121,8 +121,8 @@ class SharedMemory:
         return messages
 
     def keep_earlier(self, messages: Sequence[SharedMessage]) -> None:
-        """Let these messages' codecs keep the state before each step; all local workers call it."""
-        memories = [codec.memory for message in messages for codec in message.codecs]
+        """Let these messages' coders keep the state before each step; all local workers call it."""
+        memories = [coder.memory for message in messages for coder in message.coders]
         for memory, piece in zip(memories, self._pieces([m.num_bytes for m in memories])):
             memory.keep_earlier(piece)
 

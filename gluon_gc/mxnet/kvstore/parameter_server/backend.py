@@ -47,11 +47,11 @@ from ...exchange.sparse import SparseChannel
 from ...state.server_states import ServerStates
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
+from .messages import Dense, OfMachine, Payloads, ServerMessage, SparseRows, SummedRows
 from .pages import Pages
-from .routes import Dense, OfMachine, Payloads, Route, SparseRows, SummedRows
 from .servers import Servers
 
-_LANES = 4  # messages in flight to each server. With more, a pull would queue behind many pushes
+_QUEUES = 4  # messages in flight to each server. With more, a pull would queue behind many pushes
 
 
 class ParameterServer(HierarchicalExchange):
@@ -82,7 +82,7 @@ class ParameterServer(HierarchicalExchange):
             self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
-        self._routes: Dict[Channel, Route] = {}
+        self._messages: Dict[Channel, ServerMessage] = {}
         self._machine = cluster.worker_id, cluster.num_worker
         self._sparse: Dict[SparseChannel, SparseRows] = {}
         self._server_of: Dict[AnyChannel, int] = {}
@@ -116,7 +116,7 @@ class ParameterServer(HierarchicalExchange):
             return
         ps_lite.leave_alone(self._kv.handle)
         # MXNet ends ps-lite when the last reference to the KVStore is gone.
-        del self._kv, self._routes, self._sparse, self._states, self._servers
+        del self._kv, self._messages, self._sparse, self._states, self._servers
         self._lifeline.close()
         ending().set_backend(None)
 
@@ -137,8 +137,8 @@ class ParameterServer(HierarchicalExchange):
         return self._lifeline.cluster
 
     def _open(self, channels: Sequence[Channel]) -> None:
-        lanes = [
-            itertools.cycle([mx.nd.zeros(1) for _ in range(_LANES)])
+        queues = [
+            itertools.cycle([mx.nd.zeros(1) for _ in range(_QUEUES)])
             for _ in range(self._servers.count)
         ]
         servers = plan.assign([channel.message_bytes for channel in channels], self._servers.count)
@@ -158,13 +158,13 @@ class ParameterServer(HierarchicalExchange):
         for channel, server in zip(channels, servers):
             self._progress.watch(server, channel.under_way)
             (key,), is_new = self._keys_for(channel, 1)
-            route = self._routes[channel] = self._route(channel, key, lanes[server])
+            message = self._messages[channel] = self._message(channel, key, queues[server])
             if is_new:
                 keys.append(key)
-                zeros.append(route.first())
-            if not isinstance(route, Dense):
+                zeros.append(message.first())
+            if not isinstance(message, Dense):
                 described = self._description(channel)
-                configured.append({"key": route.key, "server": server, **described})
+                configured.append({"key": message.key, "server": server, **described})
         self._servers.open(configured, keys, zeros)
         for pages in new_pages:  # a server gets its stored array in the first update of a key
             pages.push()
@@ -201,12 +201,12 @@ class ParameterServer(HierarchicalExchange):
 
     def _tell_aggregators(self, action: str, channels: Sequence[Channel]) -> None:
         """Let rank 0 send the servers a request. They carry it out before they aggregate again."""
-        keys = [self._routes[channel].key for channel in channels if channel.aggregated]
+        keys = [self._messages[channel].key for channel in channels if channel.aggregated]
         if keys and self.rank == 0:
             self._servers.command(action, {"keys": keys})
 
     def withdraw(self, names: Collection[str]) -> List[Tensor]:
-        aggregated = [c for c in self.channels.of(names) if c in self._routes and c.aggregated]
+        aggregated = [c for c in self.channels.of(names) if c in self._messages and c.aggregated]
         keys = self._keys(aggregated)
         tensors = super().withdraw(names)
         if keys and self.rank == 0:
@@ -215,7 +215,7 @@ class ParameterServer(HierarchicalExchange):
 
     def _forget(self, channel: AnyChannel) -> None:
         is_sparse = isinstance(channel, SparseChannel)
-        keys = self._sparse.pop(channel).keys if is_sparse else [self._routes.pop(channel).key]
+        keys = self._sparse.pop(channel).keys if is_sparse else [self._messages.pop(channel).key]
         self._unused.setdefault(self._kind(channel), []).append(keys)
         del self._server_of[channel]
         super()._forget(channel)
@@ -232,21 +232,21 @@ class ParameterServer(HierarchicalExchange):
         server = self._server_of[channel]
         if isinstance(channel, SparseChannel):
             return server, channel.shape
-        layout = channel.codec.rows() if channel.framed else channel.message_bytes
+        layout = channel.coder.rows() if channel.framed else channel.message_bytes
         of_machine = channel in self._shared
         return server, of_machine, channel.aggregated, channel.gathered, channel.dtype, layout
 
-    def _route(self, channel: Channel, key: int, lanes: Iterator[NDArray]) -> Route:
+    def _message(self, channel: Channel, key: int, queues: Iterator[NDArray]) -> ServerMessage:
         shared = self._shared.get(channel)
         if shared is None:
             if channel.framed:
-                return Payloads(self._kv, key, channel, lane=next(lanes))
+                return Payloads(self._kv, key, channel, queue=next(queues))
             if channel.dtype == "float64":  # MXNet's server may sum float64 in float32
-                return SummedRows(self._kv, key, channel, lane=next(lanes))
+                return SummedRows(self._kv, key, channel, queue=next(queues))
             return Dense(self._kv, key, channel)
         kind = Payloads if channel.framed else SummedRows
-        lane = next(lanes) if shared.owned else None
-        return OfMachine(shared, kind(self._kv, key, channel, lane=lane, sender=self._machine))
+        queue = next(queues) if shared.owned else None
+        return OfMachine(shared, kind(self._kv, key, channel, queue=queue, sender=self._machine))
 
     def _description(self, channel: Channel) -> Dict[str, Any]:
         """The configuration that the server needs for a channel that travels in rows."""
@@ -268,18 +268,18 @@ class ParameterServer(HierarchicalExchange):
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
         self._lifeline.next_exchange()
-        routes = [self._routes[channel] for channel in channels]
+        messages = [self._messages[channel] for channel in channels]
         # Operators that encode have priority 0, so a message travels before more are encoded.
-        priorities = range(priority + len(routes), priority, -1)
-        for route, own in zip(routes, priorities):
-            route.encode(job)
-            if not route.holds:
-                route.travel(own)
-        for route, own in zip(routes, priorities):
-            if route.holds:
-                route.travel(own)
-        for route in routes:
-            route.deliver(job.gradients)
+        priorities = range(priority + len(messages), priority, -1)
+        for message, own in zip(messages, priorities):
+            message.encode(job)
+            if not message.holds:
+                message.travel(own)
+        for message, own in zip(messages, priorities):
+            if message.holds:
+                message.travel(own)
+        for message in messages:
+            message.deliver(job.gradients)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
@@ -310,14 +310,14 @@ class ParameterServer(HierarchicalExchange):
         self._states.give(self._keys(channels), self._layouts(channels), given)
 
     def _keys(self, channels: Sequence[Channel]) -> List[int]:
-        return [self._routes[channel].key for channel in channels]
+        return [self._messages[channel].key for channel in channels]
 
     def _layouts(self, channels: Sequence[Channel]) -> List[Dict[int, archive.Layouts]]:
         """For each server, the layouts of its aggregators' states for these channels, by key."""
         layouts: List[Dict[int, archive.Layouts]] = [{} for _ in range(self._servers.count)]
         for channel in channels:
             params = channel.params.aggregators
-            layouts[self._server_of[channel]][self._routes[channel].key] = [
+            layouts[self._server_of[channel]][self._messages[channel].key] = [
                 params.state_layout(chunk.size, channel.dtype) for chunk in channel.chunks
             ]
         return layouts

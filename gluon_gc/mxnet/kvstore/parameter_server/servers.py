@@ -16,7 +16,7 @@ from ....exchange.agreement import Message
 from ....launch.scheduler.stalls import Progress
 from ...exchange.gradient import legacy
 from . import control_messages
-from .routes import Rows
+from .messages import Rows
 
 _HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
 _CONTROLLER = 0  # the number of a command that MXNet's server passes to its controller
@@ -42,7 +42,7 @@ class Servers:
     def __init__(self, kv: KVStoreBase, count: int, progress: Progress) -> None:
         self.kv, self.count, self._progress = kv, count, progress
         self._allocator = KeyAllocator(count)
-        self._lanes: Dict[int, Tuple[List[int], List[NDArray]]] = {}  # by their length in words
+        self._buffers: Dict[int, Tuple[List[int], List[NDArray]]] = {}  # by their length in words
         keys = self.keys()
         self._greetings = [Rows(kv, key, control_messages.ROWS) for key in keys]
         self.configure([])
@@ -97,15 +97,15 @@ class Servers:
         dense = [array.tostype("default") for array in sparse]
         arrays = [*legacy(a for a in arrays if a.stype == "default"), *dense]
         num_bytes = sum(array.size * np.dtype(array.dtype).itemsize for array in arrays)
-        lane_words = self._lane_words(num_bytes)
-        keys, buffers = self._lanes_of(lane_words)
-        pages = _pages(arrays, kernels.frame_bytes(lane_words))
+        buffer_words = self._buffer_words(num_bytes)
+        keys, buffers = self._buffers_of(buffer_words)
+        pages = _pages(arrays, kernels.frame_bytes(buffer_words))
         while True:
             batch = list(itertools.islice(pages, self.count))
             if not batch:
                 break
             for key, buffer, page in zip(keys, buffers, batch):
-                words = np.zeros(lane_words, np.float32)
+                words = np.zeros(buffer_words, np.float32)
                 if is_root:
                     framed = kernels.frame(np.concatenate([_bytes_of(piece) for piece in page]))
                     words[: framed.size] = framed.view(np.float32)
@@ -119,19 +119,19 @@ class Servers:
         for array, values in zip(sparse, dense):
             values.tostype(array.stype).copyto(array)
 
-    def _lane_words(self, num_bytes: int) -> int:
+    def _buffer_words(self, num_bytes: int) -> int:
         """The length of the arrays in which this number of bytes travels, a power of two."""
         most = max(128, env.get("BYTEPS_PARTITION_BYTES") // 4)
         needed = max(128, -(-kernels.frame_words(num_bytes) // self.count))
         return 1 << min(most.bit_length() - 1, (needed - 1).bit_length())
 
-    def _lanes_of(self, words: int) -> Tuple[List[int], List[NDArray]]:
+    def _buffers_of(self, words: int) -> Tuple[List[int], List[NDArray]]:
         """A key and an array for each server. Later broadcasts use them again."""
-        if words not in self._lanes:
+        if words not in self._buffers:
             keys, buffers = self.keys(), [mx.nd.zeros(words) for _ in range(self.count)]
             self.init(keys, buffers)
-            self._lanes[words] = keys, buffers
-        return self._lanes[words]
+            self._buffers[words] = keys, buffers
+        return self._buffers[words]
 
 
 def _pages(arrays: Sequence[NDArray], page_bytes: int) -> Iterator[List[NDArray]]:

@@ -15,7 +15,7 @@ from ...compression import CompressionParams
 from ...compression.stream import Stream
 from ..engine import operators
 from ..engine.operators import MessageRows, Offsets
-from .codec import Part
+from .coder import Part
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Payload:
         return int(payload[:4].view(np.uint32)[0])
 
 
-class RowsCodec:
-    """A `MessageCodec` of one gradient whose rows change from step to step.
+class RowsCoder:
+    """A `MessageCoder` of one gradient whose rows change from step to step.
 
     The residual of a row is added when the gradient has that row again. The random stream advances
     by the draws of all rows, so that later draws do not depend on the rows of a step.
@@ -103,7 +103,7 @@ class RowsCodec:
         factor: Optional[NDArray] = None,
         step: int = 0,
     ) -> NDArray:
-        """As `MessageCodec.compress`. The ratio also multiplies residuals of absent rows."""
+        """As `MessageCoder.compress`. The ratio also multiplies residuals of absent rows."""
         (gradient,) = gradients
         if self._params.ef not in ("corrected", "sparse"):
             ratio = 1.0

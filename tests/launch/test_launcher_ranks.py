@@ -49,8 +49,8 @@ def salloc(tasks):
 
 def torchrun(rank, size):
     local = {"LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2"}
-    meeting = {"MASTER_ADDR": "h", "MASTER_PORT": "5", "TORCHELASTIC_RUN_ID": "none"}
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), **local, **meeting}
+    rendezvous = {"MASTER_ADDR": "h", "MASTER_PORT": "5", "TORCHELASTIC_RUN_ID": "none"}
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), **local, **rendezvous}
 
 
 def mpirun(rank, size):
@@ -69,7 +69,7 @@ EMPTY = dict.fromkeys(["RANK", "WORLD_SIZE", "PMI_RANK", "SLURM_PROCID", "SLURM_
 
 
 @pytest.mark.parametrize(
-    "variables, place",
+    "variables, worker",
     [
         ({}, None),
         (EMPTY, None),
@@ -110,9 +110,9 @@ EMPTY = dict.fromkeys(["RANK", "WORLD_SIZE", "PMI_RANK", "SLURM_PROCID", "SLURM_
         ({**srun(1, 2), "RANK": "1", "WORLD_SIZE": "2"}, WorkerRank("torchrun", 1, 2, 0)),
     ],
 )
-def test_the_place_is_what_the_innermost_launcher_says(environ, variables, place):
+def test_the_rank_is_what_the_innermost_launcher_says(environ, variables, worker):
     environ.update(variables)
-    assert launchers.find() == place
+    assert launchers.find() == worker
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_the_place_is_what_the_innermost_launcher_says(environ, variables, place
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE must be a positive whole number, got '0'"),
     ],
 )
-def test_half_of_a_place_or_a_contradiction_is_refused(environ, variables, said):
+def test_half_of_a_rank_or_a_contradiction_is_refused(environ, variables, said):
     environ.update(variables)
     with pytest.raises(env.ConfigurationError, match=f"^{said}"):
         launchers.find()
 
 
 @pytest.mark.parametrize(
-    "variables, place",
+    "variables, worker",
     [
         (WORKER, WorkerRank("bpslaunch", 1, 2, 0, 1)),
         ({**WORKER, **MACHINE, "DMLC_NUM_WORKER": "2"}, WorkerRank("bpslaunch", 3, 4, 1, 2)),
@@ -151,9 +151,9 @@ def test_half_of_a_place_or_a_contradiction_is_refused(environ, variables, said)
         ({**WORKER, "DMLC_ROLE": "server"}, None),
     ],
 )
-def test_dmlc_variables_are_bpslaunchs_unless_it_started_torchrun(environ, variables, place):
+def test_dmlc_variables_are_bpslaunchs_unless_it_started_torchrun(environ, variables, worker):
     environ.update(variables)
-    assert launchers.of_bpslaunch() == place
+    assert launchers.of_bpslaunch() == worker
 
 
 def found(variables):
@@ -214,15 +214,15 @@ def test_an_address_that_is_not_known_is_asked_for(environ, variables, said):
     ],
 )
 def test_the_first_host_of_a_list_of_slurms(environ, nodes, first):
-    place = found(srun(1, 2, SLURM_STEP_NODELIST=nodes))
-    assert launchers.address(place)[0] == first
+    worker = found(srun(1, 2, SLURM_STEP_NODELIST=nodes))
+    assert launchers.address(worker)[0] == first
 
 
 @pytest.mark.parametrize("nodes", ["node[1-2", "a,,b", "a]b", ",", "a b"])
 def test_what_is_no_list_of_hosts_is_refused(environ, nodes):
-    place = found(srun(1, 2, SLURM_STEP_NODELIST=nodes))
+    worker = found(srun(1, 2, SLURM_STEP_NODELIST=nodes))
     with pytest.raises(env.ConfigurationError, match="^SLURM_STEP_NODELIST must be a list of host"):
-        launchers.address(place)
+        launchers.address(worker)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class Part:
     refused: str = ""  # its name in the error about a NaN or an infinity; "": there is no error
 
 
-class MessageCodec:
+class MessageCoder:
     """Compresses, aggregates and decompresses the chunks of a message, step after step.
 
     With gradient g (times the scale), momentum m, residual e, compressor C and decompressor D::

@@ -7,20 +7,20 @@ import time
 import mxnet as mx
 import numpy as np
 
-from gluon_gc.mxnet.engine.memory import as_ndarray as lent
+from gluon_gc.mxnet.engine.memory import as_ndarray
 
 OUTLIVES = """
 import json, sys
 import numpy as np, mxnet as mx
-from gluon_gc.mxnet.engine.memory import as_ndarray as lent
-json.kept = lent(np.zeros(3))  # json was imported first, and is cleared after all that MXNet has
+from gluon_gc.mxnet.engine.memory import as_ndarray
+json.kept = as_ndarray(np.zeros(3))  # json was imported first, and is cleared after MXNet
 """
 
 
 def test_they_share_the_memory_and_give_it_back():
     memory = np.arange(6, dtype=np.float32).reshape(2, 3)
     before = sys.getrefcount(memory)
-    array = lent(memory)
+    array = as_ndarray(memory)
     np.testing.assert_array_equal(array.asnumpy(), memory)
     array[:] = 7
     array.wait_to_read()

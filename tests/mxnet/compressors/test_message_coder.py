@@ -17,7 +17,7 @@ from gluon_gc.compression import CompressionParams, registry
 from gluon_gc.exchange.plan import Tensor, cut, working_dtype
 from gluon_gc.mxnet.engine import operators
 from gluon_gc.mxnet.exchange.channel import Channel
-from gluon_gc.mxnet.exchange.codec import MessageCodec, Part
+from gluon_gc.mxnet.exchange.coder import MessageCoder, Part
 from gluon_gc.mxnet.exchange.gradient import Gradient, Job
 from tests.neutral.compressors.cases import RATIOS, START, each_compressor, options_of
 
@@ -94,15 +94,15 @@ class Message(NamedTuple):
         alike = 0 if self.params.compressor.traits.draws_alike else node
         return [(START[0] + i, START[1] + alike) for i in range(len(self.sizes))]
 
-    def codec(self, node: int = 0) -> MessageCodec:
+    def codec(self, node: int = 0) -> MessageCoder:
         parts = [Part(n, start) for n, start in zip(self.sizes, self.starts(node))]
-        codec = MessageCodec(self.params, self.work, parts)
+        codec = MessageCoder(self.params, self.work, parts)
         if self.epoch is not None:
             codec.set_epoch(self.epoch)
         return codec
 
     @property
-    def places(self) -> Tuple[Tuple[int, int], ...]:
+    def offsets(self) -> Tuple[Tuple[int, int], ...]:
         """For each chunk: its tensor and its start. The first chunk starts at element 1."""
         if self.cut:
             return tuple((0, 1 + at) for at in itertools.accumulate((0, *self.sizes[:-1])))
@@ -114,12 +114,12 @@ class Message(NamedTuple):
         return [random.standard_normal(n).astype(self.dtype) for n in lengths]
 
     def chunks(self, gradients: List[np.ndarray]) -> List[np.ndarray]:
-        places = zip(self.places, self.sizes)
-        return [gradients[i][at : at + n].astype(self.work) for (i, at), n in places]
+        offsets = zip(self.offsets, self.sizes)
+        return [gradients[i][at : at + n].astype(self.work) for (i, at), n in offsets]
 
     def gradients_with(self, chunks: List[np.ndarray]) -> List[np.ndarray]:
         results = [np.full_like(gradient, 7) for gradient in self.gradients(0)]
-        for (i, at), chunk in zip(self.places, chunks):
+        for (i, at), chunk in zip(self.offsets, chunks):
             cast = kernels.half_from_float(chunk) if self.dtype == "float16" else chunk
             results[i][at : at + chunk.size] = cast
         return results
@@ -156,16 +156,16 @@ def in_mxnet(gradients: List[np.ndarray]) -> List[mx.nd.NDArray]:
     return [mx.nd.array(gradient, dtype=gradient.dtype) for gradient in gradients]
 
 
-def compressed(codec: MessageCodec, message: Message, step: int = 0, node: int = 0, **kwargs: Any):
+def compressed(codec: MessageCoder, message: Message, step: int = 0, node: int = 0, **kwargs: Any):
     """Return a node's message."""
     gradients = in_mxnet(message.gradients(step, node))
-    return codec.compress(gradients, message.places, SCALE, **kwargs)
+    return codec.compress(gradients, message.offsets, SCALE, **kwargs)
 
 
-def decompressed(codec: MessageCodec, received: Any, message: Message, **kwargs: Any):
+def decompressed(codec: MessageCoder, received: Any, message: Message, **kwargs: Any):
     """Return gradients that contained 7 before, after decompression."""
     results = in_mxnet([np.full_like(gradient, 7) for gradient in message.gradients(0)])
-    codec.decompress(received, results, message.places, **kwargs)
+    codec.decompress(received, results, message.offsets, **kwargs)
     return [result.asnumpy() for result in results]
 
 
@@ -180,7 +180,7 @@ def payloads_in(message: mx.nd.NDArray, codecs: List[kernels.Codec]) -> List[byt
     return used(codecs, np.split(message.asnumpy().view(np.uint8).ravel(), ends[:-1]))
 
 
-def framed_words(codec: MessageCodec, payloads: List[bytes]) -> np.ndarray:
+def framed_words(codec: MessageCoder, payloads: List[bytes]) -> np.ndarray:
     """Return the expected contents of a message's rows."""
     body, rows = b"".join(payloads), codec.rows()
     if rows.varies:
@@ -189,11 +189,11 @@ def framed_words(codec: MessageCodec, payloads: List[bytes]) -> np.ndarray:
     return np.pad(words, (0, -words.size % rows.row_words), constant_values=FRAMED_ZERO)
 
 
-def sent_words(message: Any, rows: Any, place: int) -> np.ndarray:
-    """Return the contents of a message's rows, whose indices must start at its place."""
+def sent_words(message: Any, rows: Any, rank: int) -> np.ndarray:
+    """Return the contents of a message's rows, whose indices must start at its rank."""
     count = message.indices.shape[0]
     assert 1 <= count <= rows.count
-    assert message.indices.asnumpy().tolist() == [place * rows.count + i for i in range(count)]
+    assert message.indices.asnumpy().tolist() == [rank * rows.count + i for i in range(count)]
     return message.data.asnumpy().view(np.uint32).ravel()
 
 
@@ -373,12 +373,12 @@ def test_a_chunk_that_is_not_finite_is_counted_and_raised_if_it_is_refused(name,
     starts = message.starts(0)
     called = ("the gradient of a", "the gradient of b") if refused else ("", "")
     parts = [Part(n, *rest) for n, *rest in zip(message.sizes, starts, called)]
-    codec = MessageCodec(message.params, message.work, parts)
+    codec = MessageCoder(message.params, message.work, parts)
     decompressed(codec, [compressed(codec, message)], message)
     gradients = message.gradients(1)
-    (_, begin) = message.places[1]
+    (_, begin) = message.offsets[1]
     gradients[0][begin : begin + message.sizes[1]] = np.nan
-    sent = codec.compress(in_mxnet(gradients), message.places)
+    sent = codec.compress(in_mxnet(gradients), message.offsets)
     if refused:
         with failing("the gradient of b has a NaN or an infinity in step 2"):
             decompressed(codec, [sent], message)
@@ -395,11 +395,11 @@ def test_without_a_meter_the_operators_do_the_same_and_say_what_is_finite(name):
     for step in range(2):
         gradients = message.gradients(step)
         if step == 1:
-            (_, begin) = message.places[1]
+            (_, begin) = message.offsets[1]
             gradients[0][begin : begin + message.sizes[1]] = np.nan
         payloads = expected.compress(gradients, 0.5)
         sent = node.compress(gradients, ratio=0.5)
-        metered = codec.compress(in_mxnet(gradients), message.places, SCALE, ratio=0.5)
+        metered = codec.compress(in_mxnet(gradients), message.offsets, SCALE, ratio=0.5)
         lengths = [len(payload) for payload in used(expected.codecs, payloads)]
         assert payloads_in(sent, expected.codecs) == payloads_in(metered, expected.codecs)
         *got, statuses = node.decompress(sent.asnumpy(), 1)
@@ -497,7 +497,7 @@ def test_a_chunk_that_ends_behind_its_gradient_is_an_error():
 
 def test_a_sum_of_2_gib_is_refused_since_mxnet_counts_bytes_in_an_int():
     params = CompressionParams(registry["topk"](3))
-    codec = MessageCodec(params, "float64", [Part(2**28)])
+    codec = MessageCoder(params, "float64", [Part(2**28)])
     with failing("the memory of a call must be at most 2147483583 bytes, got 21"):
         codec.aggregate(mx.nd.zeros((1, 36), dtype="uint8"), 1).wait_to_read()
 
@@ -523,7 +523,7 @@ def test_a_tensor_that_takes_no_part_travels_as_zeros_and_is_left_alone(name):
         channel.encode(Job(given))
         for channel, given in ((absent, some), (present, gradients(zeroed)))
     ]
-    codecs = absent.codec.codecs
+    codecs = absent.coder.codecs
     assert payloads_in(sent[0], codecs) == payloads_in(sent[1], codecs)
     before = values["b"].asnumpy()
     absent.deliver(sent[:1], some)

@@ -1,4 +1,4 @@
-"""The routes of a message through MXNet's server, one class for each kind of message."""
+"""Messages to MXNet's server and back, one class for each kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rows:
     The array has a block of rows for each sender, and the server's union of all pushes is all
     messages. It writes its answer from row 0 on. A server counts the pushes of a key, not their
     senders. So one exchange must end before the next begins. MXNet's engine ensures that, because a
-    key always uses the same arrays. Exchanges in the same `lane` also run one after the other.
+    key always uses the same arrays. Exchanges in the same `queue` also run one after the other.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class Rows:
         kv: KVStore,
         key: int,
         layout: MessageRows,
-        lane: Optional[NDArray] = None,
+        queue: Optional[NDArray] = None,
         sender: Optional[Tuple[int, int]] = None,  # its number, and how many senders there are
     ) -> None:
-        self._kv, self.key, self._layout, self._lane = kv, key, layout, lane
+        self._kv, self.key, self._layout, self._queue = kv, key, layout, queue
         self._sender, self._senders = sender or (kv.rank, kv.num_workers)
         shape = (self._senders * layout.count, layout.row_words)
         self.sent = mx.nd.sparse.zeros("row_sparse", shape)
@@ -48,9 +48,9 @@ class Rows:
         return _zeros_in_all_rows(self.sent.shape)
 
     def push(self, priority: int = 0) -> None:
-        """Push `sent`, after the previous exchange of the lane has ended."""
-        if self._lane is not None:
-            order.join(self._lane, self.sent)
+        """Push `sent`, after the previous exchange of the queue has ended."""
+        if self._queue is not None:
+            order.join(self._queue, self.sent)
         self._kv.push(self.key, self.sent, priority)
 
     def pull(self, answers: int = 1, priority: int = 0) -> List[RowSparseNDArray]:
@@ -60,8 +60,8 @@ class Rows:
             self._kv.row_sparse_pull(self.key, out=array, row_ids=wanted, priority=priority)
             if array is not self._pulled[-1]:
                 wanted = operators.rows_left(array, self._layout, answers)
-        if self._lane is not None:
-            order.join(self._pulled[-1], self._lane)
+        if self._queue is not None:
+            order.join(self._pulled[-1], self._queue)
         return self._pulled
 
     def exchange(self, part: NDArray, priority: int = 0) -> NDArray:
@@ -77,17 +77,17 @@ def _zeros_in_all_rows(shape: Tuple[int, int]) -> RowSparseNDArray:
     return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
 
 
-# A route has `encode`, `travel` (push the message, pull the answer) and `deliver`. All queue work
-# on MXNet's engine and return at once. If a route `holds`, its `travel` queues operators that read
+# A message has `encode`, `travel` (push it, pull the answer) and `deliver`. All queue work on
+# MXNet's engine and return at once. If a message `holds`, its `travel` queues operators that read
 # the answer. Such an operator holds a resource of MXNet while it waits. So it must be queued after
 # the operators that encode messages.
 
 
 class Payloads(Rows):
-    """The route of payloads, which gluon_gc's server aggregates or stores."""
+    """Payloads, which gluon_gc's server aggregates or stores."""
 
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
-        layout = channel.codec.rows()
+        layout = channel.coder.rows()
         super().__init__(kv, key, layout, **of_rows)
         self._channel, self.holds = channel, layout.count > 1
         self._count = self._senders if channel.gathered else 1
@@ -107,11 +107,11 @@ class Payloads(Rows):
 
     def copy(self, to: NDArray) -> None:
         """Copy the answer to this array, in the form that `Channel.deliver` takes."""
-        self._channel.codec.unframed(self._received, to, self._framing)
+        self._channel.coder.unframed(self._received, to, self._framing)
 
 
 class SummedRows(Rows):
-    """The route of values as bytes, which gluon_gc's server sums."""
+    """Values as bytes, which gluon_gc's server sums."""
 
     holds = True
 
@@ -135,7 +135,7 @@ class SummedRows(Rows):
 
 
 class Dense:
-    """The route of dense values, which MXNet's server sums, in one array as in `Rows`."""
+    """Dense values, which MXNet's server sums, in one array as in `Rows`."""
 
     holds = False
 
@@ -160,33 +160,33 @@ class Dense:
 class OfMachine:
     """A message of a machine's workers: its owner sends the sum, and the others no rows."""
 
-    def __init__(self, shared: SharedMessage, route: Union[Payloads, SummedRows]) -> None:
-        self._shared, self._route = shared, route
-        self.key, self.first = route.key, route.first
-        self.holds = shared.owned and route.holds
+    def __init__(self, shared: SharedMessage, message: Union[Payloads, SummedRows]) -> None:
+        self._shared, self._message = shared, message
+        self.key, self.first = message.key, message.first
+        self.holds = shared.owned and message.holds
 
     def encode(self, job: Job) -> None:
         self._shared.contribute(job)
         if self._shared.owned:
-            self._route.encode(job, self._shared.total())
+            self._message.encode(job, self._shared.total())
 
     def travel(self, priority: int) -> None:
         if self._shared.owned:
-            self._route.travel(priority)
+            self._message.travel(priority)
         else:
-            self._route.push(priority)
+            self._message.push(priority)
 
     def deliver(self, gradients: Gradients) -> None:
         if self._shared.owned:
-            self._shared.answer(self._route.copy)
-        self._shared.deliver(gradients, also=[self._route.sent])
+            self._shared.answer(self._message.copy)
+        self._shared.deliver(gradients, also=[self._message.sent])
 
 
-Route = Union[Payloads, SummedRows, Dense, OfMachine]
+ServerMessage = Union[Payloads, SummedRows, Dense, OfMachine]
 
 
 class SparseRows:
-    """The route of a row-sparse gradient. One key carries lists of row numbers, one the rows."""
+    """A row-sparse gradient. One key carries lists of row numbers, one the rows."""
 
     def __init__(self, kv: KVStore, keys: List[int], channel: SparseChannel) -> None:
         self._kv, self.keys, self._channel = kv, keys, channel

@@ -1,4 +1,4 @@
-"""How nodes meet: settings that must be equal, and strangers at the scheduler's port."""
+"""How nodes join: settings that must be equal, and strangers at the scheduler's port."""
 
 import json
 import re
@@ -138,7 +138,7 @@ FALSE_HELLOS = [
 ]
 
 
-def test_strangers_are_shut_out_and_the_nodes_meet(cluster):
+def test_strangers_are_shut_out_and_the_nodes_join(cluster):
     """This includes strangers that know the protocol, if there is no secret."""
     nodes = cluster(1, 1, BYTEPS_LOG_LEVEL="INFO")
     nodes.start_roles()
