@@ -53,11 +53,15 @@ class Allreduce(Stages):
         """Send the header."""
         self._own.write(task.job, self._identity)
         self._headers.start()
-        if task.job.scale != 1.0:
-            self._arrays.multiply(task.job.request.values.of(self._piece), task.job.scale)
+        request, scale = task.job.request, task.job.scale
+        values = request.values.of(self._piece)
+        if request.output is not None:
+            self._arrays.copy(values, request.output.of(self._piece), scale)
+        elif scale != 1.0:
+            self._arrays.multiply(values, scale)
 
     def answer(self, task: Task) -> None:
-        """Start to sum the job's values, unless no worker has a gradient."""
+        """Start to sum the values, unless no worker has a gradient."""
         with self.meter.timing("wait_seconds"):
             self._headers.wait()
         found = self._of_all.read()
@@ -67,7 +71,7 @@ class Allreduce(Stages):
         if found.unused:
             task.unused.add(self._piece.tensor)
         elif found.outcome == header.SAME:
-            task.under_way = self._members.all_reduce(task.job.request.values.of(self._piece))
+            task.under_way = self._members.all_reduce(task.job.request.sums.of(self._piece))
             self.meter.pushed_bytes += self._bytes
 
     def deliver(self, task: Task) -> None:
@@ -77,7 +81,7 @@ class Allreduce(Stages):
             return
         with self.meter.timing("wait_seconds"):
             task.under_way.wait()
-        values = task.job.request.values.of(self._piece)
+        values = task.job.request.sums.of(self._piece)
         if self.chunks[0].checked and not self._arrays.is_finite(values):
             task.nonfinite.append(self._piece.tensor)
         self.meter.pulled_bytes += self._bytes

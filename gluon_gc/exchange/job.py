@@ -29,13 +29,19 @@ class Request:
     average: bool = True
     divisor: float = 1.0  # this worker's values are divided by it first
     ratios: Mapping[str, float] = field(default_factory=dict)  # previous learning rate / current
-    absent: Collection[str] = ()  # tensors without a gradient here; their values are zeros
+    absent: Collection[str] = ()
+    """The tensors without a gradient here. Their values are zeros. If no worker has a gradient, the
+    exchange is taken back, so `continues` must be given."""
     stamp: Stamp = SAME  # must be the same on all workers
     continues: Optional[Collection[str]] = None
     """The tensors whose last exchange this one continues, see `Coder.turn`. None: this exchange
     cannot be taken back."""
     announced: Optional[Announced] = None
     output: Optional[Values] = None  # where the sums are written; None: they replace the values
+
+    def __post_init__(self) -> None:
+        if self.absent and self.continues is None:
+            raise ValueError("a request with absent gradients must say what it continues")
 
     @property
     def names(self) -> Collection[str]:
@@ -91,6 +97,7 @@ class Task:
     outcome: Stamp = SAME  # of the comparison of all workers' stamps
     nonfinite: List[str] = field(default_factory=list)
     unused: Set[str] = field(default_factory=set)
+    contributors: int = 0  # the number of workers whose values are in the sums
     under_way: Any = None  # what a stage leaves for the next one
 
     def note(self, outcome: Stamp) -> None:

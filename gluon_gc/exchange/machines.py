@@ -50,9 +50,8 @@ class Machines:
 class _Sums:
     """The sums of a machine, as `arrays.Values` in host memory."""
 
-    device = None
-
     def __init__(self, rooms: Dict[ExchangedChunk, np.ndarray], arrays: Arrays) -> None:
+        self.device = arrays.host
         self._sums = {c.piece: arrays.view(room, c.working) for c, room in rooms.items()}
         self._addresses = {c.piece: room.ctypes.data for c, room in rooms.items()}
         self.names = {piece.tensor for piece in self._sums}
@@ -143,7 +142,7 @@ class MachineTransfer(Stages):
             between.note(task.outcome)
             self._between.deliver(between)
             unused = {chunk for chunk in self._mine if chunk.piece.tensor in between.unused}
-            self._answer.write_answer(Found(between.outcome, unused))
+            self._answer.write_answer(Found(between.outcome, unused, between.contributors))
         self._out.start()
 
     def finish(self, task: Task) -> None:

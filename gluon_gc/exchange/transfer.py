@@ -172,6 +172,7 @@ class Transfer(Stages):
         read = [self._gathered_rows.read(), *(headed.read_answer() for headed in self._answers)]
         for found in read:
             header.require_in_step(found.outcome)
+            task.contributors = max(task.contributors, found.contributors)
         with self.meter.timing("decompress_seconds"):
             for coding in (*self._of_gathered, *self._of_others):
                 task.nonfinite += coding.deliver(task.job)

@@ -16,7 +16,8 @@ class Messages(Protocol):
     """One worker's messages to and from the other members of a group, repeated in every step.
 
     The calls of a step are `send`, then `wait`, then `expect` after the received bytes were read.
-    For the first step, the constructor has called `expect` already.
+    For the first step, the constructor has called `expect` already. An empty array is neither sent
+    nor awaited.
     """
 
     def expect(self) -> None:

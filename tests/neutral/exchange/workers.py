@@ -1,0 +1,219 @@
+"""Workers in threads of one process: the interfaces of gluon_gc.exchange, on NumPy.
+
+The engine is stricter than a real one: `expect` clears the receive buffers at once, and `wait`
+checks that the sent bytes have not changed.
+"""
+
+from __future__ import annotations
+
+import queue
+from concurrent import futures
+from contextlib import closing, nullcontext
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from gluon_gc.exchange.coder import Coder
+from gluon_gc.exchange.coding import HostCalls
+from gluon_gc.exchange.exchange import Exchange
+from gluon_gc.exchange.job import Request, Result
+
+TIMEOUT = 30.0  # seconds until a wait in a test without faults fails
+
+
+class Network:
+    """The connections between workers with these ranks."""
+
+    def __init__(self, ranks: Sequence[int], timeout: float = TIMEOUT) -> None:
+        self.ranks, self._timeout = list(ranks), timeout
+        self.sent: List[Tuple[Any, np.ndarray]] = []  # messages and their channels
+        self._queues: Dict[Tuple[Any, int, int], queue.SimpleQueue] = {}
+
+    def _queue(self, *key: Any) -> queue.SimpleQueue:
+        return self._queues.setdefault(key, queue.SimpleQueue())
+
+    def send(self, channel: Any, sender: int, receiver: int, message: Any) -> None:
+        """Send an object, which nobody may change afterwards, between members."""
+        self._queue(channel, sender, receiver).put(message)
+
+    def receive(self, channel: Any, sender: int, receiver: int) -> Any:
+        """Return the next object, or raise a RuntimeError after the time-out."""
+        try:
+            return self._queue(channel, sender, receiver).get(timeout=self._timeout)
+        except queue.Empty:
+            own, other = self.ranks[receiver], self.ranks[sender]
+            raise RuntimeError(f"worker {own} waits for worker {other}") from None
+
+
+class Members:
+    """`transport.Members` of a network."""
+
+    def __init__(self, network: Network, rank: int) -> None:
+        self.network, self.rank, self.ranks = network, rank, network.ranks
+        self._others = [member for member in range(len(self.ranks)) if member != rank]
+        self._tags: List[int] = []
+
+    def messages(self, phase: int, tag: int, rooms: Mapping[int, np.ndarray]) -> Messages:
+        return Messages(self.network, self.rank, (phase, tag), rooms)
+
+    def new_tag(self, identity: int) -> int:
+        while identity in self._tags:
+            identity += 1
+        self._tags.append(identity)
+        return identity
+
+    def all_reduce(self, values: np.ndarray) -> AllReduce:
+        self._send_to_all("all_reduce", values.copy())
+        return AllReduce(self, values)
+
+    def gather(self, mine: Any, doing: str) -> List[Any]:
+        self._send_to_all("gather", mine)
+        return self.receive_all("gather", mine)
+
+    def close(self, keep: Optional[Any] = None) -> None:
+        pass
+
+    def _send_to_all(self, channel: str, message: Any) -> None:
+        for member in self._others:
+            self.network.send(channel, self.rank, member, message)
+
+    def receive_all(self, channel: str, mine: Any) -> List[Any]:
+        """Return the objects of all members, by rank."""
+        return [
+            mine if member == self.rank else self.network.receive(channel, member, self.rank)
+            for member in range(len(self.ranks))
+        ]
+
+
+class AllReduce:
+    """`transport.Work`: sums in the order of ranks."""
+
+    def __init__(self, members: Members, values: np.ndarray) -> None:
+        self._members, self._values = members, values
+
+    def wait(self) -> None:
+        first, *others = self._members.receive_all("all_reduce", self._values.copy())
+        self._values[:] = sum(others, first)
+
+
+class Messages:
+    """`transport.Messages` through queues."""
+
+    def __init__(
+        self, network: Network, rank: int, channel: Any, rooms: Mapping[int, np.ndarray]
+    ) -> None:
+        self._network, self._rank, self._channel, self._rooms = network, rank, channel, rooms
+        self._sent: List[Tuple[np.ndarray, np.ndarray]] = []  # with copies of them
+        self.expect()
+
+    def expect(self) -> None:
+        for room in self._rooms.values():
+            room[:] = 0
+
+    def send(self, data: Mapping[int, np.ndarray]) -> None:
+        for receiver, message in data.items():
+            copy = message.copy()
+            self._sent.append((message, copy))
+            if copy.size:
+                self._network.sent.append((self._channel, copy))
+                self._network.send(self._channel, self._rank, receiver, copy)
+
+    def wait(self) -> None:
+        sent = list(self._sent)
+        for sender in [sender for sender, room in self._rooms.items() if room.size]:
+            message = self._network.receive(self._channel, sender, self._rank)
+            self._rooms[sender][: message.size] = message
+        assert all(np.array_equal(*pair) for pair in sent)
+        del self._sent[: len(sent)]
+
+
+class Arrays:
+    """`arrays.Arrays` for arrays of NumPy."""
+
+    host = "cpu"
+    coder = staticmethod(lambda device, *args: Coder(*args))
+    calls = staticmethod(HostCalls)
+
+    def memory(self, size: int) -> np.ndarray:
+        return np.zeros(size, np.uint8)
+
+    def view(self, room: np.ndarray, dtype: str) -> np.ndarray:
+        return room.view(dtype)
+
+    def itemsize(self, dtype: str) -> int:
+        return np.dtype(dtype).itemsize
+
+    def copy(self, source: np.ndarray, target: np.ndarray, scale: float = 1.0) -> None:
+        target[:] = source * source.dtype.type(scale)
+
+    def multiply(self, values: np.ndarray, factor: float) -> None:
+        values *= values.dtype.type(factor)
+
+    def zero(self, values: np.ndarray) -> None:
+        values[:] = 0
+
+    def sum_rows(self, rows: np.ndarray, total: np.ndarray) -> None:
+        first, *others = rows.astype(np.promote_types(rows.dtype, np.float32))
+        total[:] = sum(others, first)
+
+    def is_finite(self, values: np.ndarray) -> bool:
+        return bool(np.isfinite(values).all())
+
+    def in_host_memory(self, device: str) -> bool:
+        return True
+
+    def keeps_payloads(self, device: str, compressor: Any) -> bool:
+        return False
+
+    def device_collectives(self, device: str) -> Any:
+        raise NotImplementedError("there is no GPU")
+
+
+class Values:
+    """`arrays.Values`: flat arrays by name."""
+
+    device = Arrays.host
+    queue = staticmethod(nullcontext)
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.arrays, self.names = arrays, arrays.keys()
+
+    def of(self, piece: Any) -> np.ndarray:
+        return self.arrays[piece.tensor][piece.begin : piece.end]
+
+    def address(self, piece: Any) -> int:
+        return self.of(piece).ctypes.data
+
+
+def finished(start: Callable[..., None], request: Request, *args: Any) -> Result:
+    """Start to exchange a request, and return the result after its end."""
+    future: futures.Future = futures.Future()
+
+    def done(result: Optional[Result], error: Optional[BaseException]) -> None:
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    start(request, *args, done)
+    return future.result(2 * TIMEOUT)
+
+
+def run(
+    work: Callable[[Exchange], Any], network: Network, machines: Any = lambda rank: None
+) -> List:
+    """Return the results of `work` by rank, which is called with the exchange of each worker.
+
+    `machines` returns the `Machines` of a worker, given its rank.
+    """
+
+    def call(rank: int) -> Any:
+        exchange = Exchange(Members(network, rank), Arrays(), machines(rank))
+        with closing(exchange):
+            return work(exchange)
+
+    with futures.ThreadPoolExecutor(len(network.ranks)) as pool:
+        calls = [pool.submit(call, rank) for rank in network.ranks]
+        for ended in futures.wait(calls, return_when=futures.FIRST_EXCEPTION).done:
+            ended.result()  # the first error, not a time-out that follows from it
+    return [ended.result() for ended in calls]
