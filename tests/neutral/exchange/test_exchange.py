@@ -293,7 +293,7 @@ def test_a_worker_that_ends_is_an_error_on_the_others(name):
             with pytest.raises(RuntimeError, match=r"another worker may have ended.*waits for"):
                 lane.average(1)
 
-    run(work, Network(range(3), timeout=1.0))
+    run(work, Network(range(3)))
 
 
 # Machines, headers, statistics
