@@ -148,7 +148,7 @@ def test_lanes_of_one_exchange_are_independent():
 
 
 def average_with_unused(lane):
-    """Return averages, after each of which no worker has a gradient in a further exchange."""
+    """Return the averages of all steps. After each, a gradient that no worker has is exchanged."""
     results = []
     for step in STEPS:
         results.append(lane.average(step, continues=()))
