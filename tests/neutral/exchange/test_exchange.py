@@ -148,7 +148,7 @@ def test_lanes_of_one_exchange_are_independent():
 
 
 def average_with_unused(lane):
-    """Return averages, after each of which no worker has a gradient in a further exchange."""
+    """Return the averages of all steps. After each, a gradient that no worker has is exchanged."""
     results = []
     for step in STEPS:
         results.append(lane.average(step, continues=()))
@@ -293,7 +293,7 @@ def test_a_worker_that_ends_is_an_error_on_the_others(name):
             with pytest.raises(RuntimeError, match=r"another worker may have ended.*waits for"):
                 lane.average(1)
 
-    run(work, Network(range(3), timeout=1.0))
+    run(work, Network(range(3)))
 
 
 # Machines, headers, statistics

@@ -7,9 +7,10 @@ checks that the sent bytes have not changed.
 from __future__ import annotations
 
 import queue
+import time
 from concurrent import futures
-from contextlib import closing, nullcontext
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from contextlib import closing, nullcontext, suppress
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -24,8 +25,9 @@ TIMEOUT = 30.0  # seconds until a wait in a test without faults fails
 class Network:
     """The connections between workers with these ranks."""
 
-    def __init__(self, ranks: Sequence[int], timeout: float = TIMEOUT) -> None:
-        self.ranks, self._timeout = list(ranks), timeout
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = list(ranks)
+        self.closed: Set[int] = set()  # the members that have closed their connections
         self.sent: List[Tuple[Any, np.ndarray]] = []  # messages and their channels
         self._queues: Dict[Tuple[Any, int, int], queue.SimpleQueue] = {}
 
@@ -37,12 +39,15 @@ class Network:
         self._queue(channel, sender, receiver).put(message)
 
     def receive(self, channel: Any, sender: int, receiver: int) -> Any:
-        """Return the next object, or raise a RuntimeError after the time-out."""
-        try:
-            return self._queue(channel, sender, receiver).get(timeout=self._timeout)
-        except queue.Empty:
-            own, other = self.ranks[receiver], self.ranks[sender]
-            raise RuntimeError(f"worker {own} waits for worker {other}") from None
+        """Return the next object. Raises RuntimeError if the sender has ended before."""
+        objects, deadline = self._queue(channel, sender, receiver), time.monotonic() + TIMEOUT
+        ended = False
+        while not ended:
+            ended = sender in self.closed or time.monotonic() > deadline
+            with suppress(queue.Empty):
+                return objects.get(timeout=0 if ended else 0.1)
+        own, other = self.ranks[receiver], self.ranks[sender]
+        raise RuntimeError(f"worker {own} waits for worker {other}")
 
 
 class Members:
@@ -71,7 +76,7 @@ class Members:
         return self.receive_all("gather", mine)
 
     def close(self, keep: Optional[Any] = None) -> None:
-        pass
+        self.network.closed.add(self.rank)
 
     def _send_to_all(self, channel: str, message: Any) -> None:
         for member in self._others:
