@@ -141,11 +141,10 @@ class ToOwners:
         """Send this header, uint8, instead of the next bytes."""
         self._messages.send(dict.fromkeys(self._receivers, header))
 
-    def wait(self) -> None:
-        """Wait until `rows` has all bytes."""
+    def wait(self) -> int:
+        """Wait until `rows` has all bytes, and return the number of bytes from other workers."""
         self._messages.wait()
-        for message in self._incoming.values():
-            message.unpack()
+        return sum(message.unpack() for message in self._incoming.values())
 
     def expect(self) -> None:
         """Allow the next bytes to overwrite `rows`."""

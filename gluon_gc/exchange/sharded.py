@@ -74,7 +74,7 @@ class ReduceScatter(Stages):
     def answer(self, task: Task) -> None:
         """Write the sums of this worker's shards."""
         with self.meter.timing("wait_seconds"):
-            self._to_owners.wait()
+            self.meter.pulled_bytes += self._to_owners.wait()
         outcome, _, _ = header.read(self._headers, self._ranks)
         header.require_in_step(outcome)
         task.note(outcome)

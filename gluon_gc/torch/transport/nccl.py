@@ -102,14 +102,16 @@ class GpuToOwners(ToOwners):
             group, device, {w: sent[w] for w in others}, {w: received[w] for w in others}
         )
         self._payload_bytes = sum(map(sum, payloads))
+        self._received_bytes = sum(payloads[rank]) * len(others)
 
     def start(self) -> int:
         self._payloads.start()
         return super().start() + self._payload_bytes
 
-    def wait(self) -> None:
-        super().wait()
+    def wait(self) -> int:
+        headers = super().wait()
         self._payloads.wait()
+        return headers + self._received_bytes
 
 
 class GpuToAll(ToAll):
