@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from tests.neutral.compressors import sparse_replay
+from tests.neutral.compressors import replay
 from tests.neutral.compressors.replay import bytes_of
 from tests.neutral.kernels.sums import l2_norm
 
@@ -148,13 +148,13 @@ class Replay:
         values = update(v, m, indices, self.momentum_masking)
         self.velocity, self.momentum = v, m
         if self.half_values:
-            halves = sparse_replay.finite_halves(values)
+            halves = replay.finite_halves(values)
             v[indices] = values - halves.astype(v.dtype)
             values = halves
         decoded = np.zeros_like(v)
         decoded[indices] += values
         selects = self.options["selects"] if self.selects_at_last is None else self.selects_at_last
-        low_bits = sparse_replay.low_bits_of(v.size, selects)
+        low_bits = replay.low_bits_of(v.size, selects)
         return payload_of(indices, values, v.size, low_bits), decoded
 
 
@@ -162,6 +162,6 @@ def payload_of(
     indices: Any, values: np.ndarray, n: int, low_bits: int, length: Optional[int] = None
 ) -> np.ndarray:
     """Return the bytes of a payload. A wrong length can be given."""
-    body = sparse_replay.payload_of(indices, values, n, low_bits)
+    body = replay.payload_of(indices, values, n, low_bits)
     length = 4 + body.size if length is None else length
     return bytes_of(np.array([length], np.uint32), body)

@@ -106,7 +106,6 @@ class Exchange:
         `doing` is the common action of the workers, for the warning about a worker that does not
         come.
         """
-
         _agree(self.members, facts, doing)
 
     def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> List[Any]:

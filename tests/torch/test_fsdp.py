@@ -131,6 +131,22 @@ class Replay:
         return self.copy.view(-1)[: self.shape.numel()].view(self.shape)
 
 
+@on_workers(2)
+def test_statistics_have_the_bytes_of_each_parameter():
+    net, optimizer = sharded()
+    gathered = bps.compress_all_gather(net, EIGHT_BITS)
+    reduced = bps.compress_reduce_scatter(net, GRADIENTS)
+    train(net, optimizer, range(3))
+    for compression in (gathered, reduced):
+        stats = compression.compression_stats(reset=True)
+        assert stats["tensors"].keys() == dict(net.named_parameters()).keys()
+        total = stats["total"]
+        assert 0 < total["pushed_bytes"] < total["raw_bytes"]
+        assert total["pulled_bytes"] > 0 and total["compress_seconds"] > 0
+        assert stats["tensors"]["second.weight"]["pushed_bytes"] > 90 * 90 / 4
+        assert compression.compression_stats()["total"]["pushed_bytes"] == 0
+
+
 @on_workers(2, 4)
 def test_differences_are_their_replay_on_all_workers():
     for policy, reshard in ((None, True), (None, False), (BFLOAT16, True)):

@@ -10,8 +10,7 @@ from tests.neutral.kernels import arrays
 
 from . import replay
 from .distributions import DISTRIBUTIONS, N, assert_steps_equal_replay
-from .replay import bytes_of, element_count
-from .sparse_replay import finite_halves, packed
+from .replay import bytes_of, element_count, finite_halves, packed
 from .test_topk import chosen
 
 

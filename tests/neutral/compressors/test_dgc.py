@@ -12,7 +12,7 @@ from tests import dgc_replay
 from tests.neutral.kernels import arrays, sums
 
 from .distributions import DISTRIBUTIONS, N
-from .sparse_replay import low_bits_of, payload_bytes
+from .replay import low_bits_of, payload_bytes
 
 PLAIN = {
     "k": 0.01,

@@ -6,8 +6,7 @@ import pytest
 from gluon_gc import kernels
 
 from .cases import each_compressor, options_of
-from .replay import element_count
-from .sparse_replay import low_bits_of, payload_bytes
+from .replay import element_count, low_bits_of, payload_bytes
 
 START = kernels.position((1, 2), 3)
 

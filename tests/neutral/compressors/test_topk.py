@@ -10,8 +10,7 @@ from tests.neutral.kernels import arrays
 
 from . import replay
 from .distributions import DISTRIBUTIONS, N, assert_steps_equal_replay
-from .replay import element_count
-from .sparse_replay import finite_halves, low_bits_of, payload_bytes, payload_of
+from .replay import element_count, finite_halves, low_bits_of, payload_bytes, payload_of
 
 HALVES = {"value_bits": 16}
 OPTIONS = [
