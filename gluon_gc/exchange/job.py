@@ -39,10 +39,6 @@ class Request:
     announced: Optional[Announced] = None
     output: Optional[Values] = None  # where the sums are written; None: they replace the values
 
-    def __post_init__(self) -> None:
-        if self.absent and self.continues is None:
-            raise ValueError("a request with absent gradients must say what it continues")
-
     @property
     def names(self) -> Collection[str]:
         """The tensors."""

@@ -87,7 +87,7 @@ def test_a_scheduler_that_was_told_otherwise_is_named(cluster):
 
 @pytest.mark.parametrize(
     "module, here",
-    [("launch.scheduler.protocol", "the scheduler "), ("agreement", "[0-9.]+ is here")],
+    [("launch.scheduler.protocol", "the scheduler "), ("exchange.agreement", "[0-9.]+ is here")],
 )
 def test_another_version_of_gluon_gc_is_refused(cluster, module, here):
     nodes = cluster(1, 1)

@@ -148,7 +148,7 @@ def test_two_trees_are_compared_and_each_runs_its_own_code(tmp_path):
     shapes.write_text(json.dumps([[50, 20], [33]]))
     package = SCRIPTS.parent / "gluon_gc"
     shutil.copytree(package, other / "gluon_gc", ignore=shutil.ignore_patterns("__pycache__"))
-    hook = other / "gluon_gc" / "torch" / "hook.py"
+    hook = other / "gluon_gc" / "torch" / "ddp.py"
     begin = '    """Implement `compression_hook`."""\n'
     slow = f"{begin}    __import__('time').sleep(0.5)\n"
     assert begin in hook.read_text()
