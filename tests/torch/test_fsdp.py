@@ -143,7 +143,7 @@ def test_statistics_have_the_bytes_of_each_parameter():
         total = stats["total"]
         assert 0 < total["pushed_bytes"] < total["raw_bytes"]
         assert total["pulled_bytes"] > 0 and total["compress_seconds"] > 0
-        assert stats["tensors"]["second.weight"]["pushed_bytes"] > 90 * 90 / 4
+        assert stats["tensors"]["second.weight"]["pushed_bytes"] > 500
         assert compression.compression_stats()["total"]["pushed_bytes"] == 0
 
 

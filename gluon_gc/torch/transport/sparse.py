@@ -130,8 +130,11 @@ class _Rows:
 
     def joined(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return the indices and the values of all workers, in the order of their ranks."""
-        indices, values = [], []
+        indices = [torch.empty(0, self._dimensions, dtype=torch.int64, device="cpu")]
+        values = [self._like.new_empty(0, *self._like.shape[1:])]
         for count, room in zip(self._counts, map(torch.from_numpy, self.of_worker)):
+            if not count:
+                continue
             end = count * self._index_bytes
             indices.append(room[:end].view(torch.int64).view(count, self._dimensions))
             values.append(room[end:].view(self._like.dtype).view(count, *self._like.shape[1:]))
