@@ -88,7 +88,7 @@ class Exchange:
         self.members, self.arrays, self.machines = members, arrays, machines
         self.rank, self.workers = members.rank, len(members.ranks)
         self.transfers = Transfers(members, arrays, machines)
-        self.streams = StreamStarts(lambda own: self.gather_objects(own)[0])
+        self.streams = StreamStarts(lambda own: members.gather(own, _SETTING_UP)[0])
         self._progress = _Progress(self.transfers)
         stages = STAGES[1:-1] if machines is None else STAGES
         self._pipeline = Pipeline(
