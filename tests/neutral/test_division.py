@@ -36,10 +36,10 @@ def test_without_shares_a_worker_has_its_own_arrays_and_those_of_all_aggregators
 
 def test_a_new_group_shares_sums_and_continues_the_streams_of_the_first_worker():
     before = workers(2)
-    alike = arrays_of_worker(before, 2, {"x": Share(2, 3, 2)})
-    assert alike[RESIDUAL].tolist() == [1.0] * 3 and alike[RESIDUAL].dtype == np.float32
-    assert alike[STREAM] is before[0][STREAM] and alike[EQUAL] is before[0][EQUAL]
-    assert alike[OWN] is before[0][OWN]  # rank 2 modulo 2
+    of_third = arrays_of_worker(before, 2, {"x": Share(2, 3, 2)})
+    assert of_third[RESIDUAL].tolist() == [1.0] * 3 and of_third[RESIDUAL].dtype == np.float32
+    assert of_third[STREAM] is before[0][STREAM] and of_third[EQUAL] is before[0][EQUAL]
+    assert of_third[OWN] is before[0][OWN]  # rank 2 modulo 2
     found = [
         arrays_of_worker(before, rank, {"x": Share(2, 3, rank, draws_alike=False)})[STREAM]
         for rank in range(3)

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+
+from tests.saved.link import link_of
 
 FILE = Path(__file__).with_name("mxnet.tar.xz")
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,24 +43,6 @@ ALGORITHMS = {
     "powersgd": {"name": "powersgd", "rank": 1, "start": 1},
     "auto_local_steps": "local_steps",
 }
-
-
-@contextmanager
-def link_of(bytes_per_second):
-    """In the block, "auto" measures this link, compressors and steps that take no time."""
-    from gluon_gc.auto import probe
-    from gluon_gc.auto.choice import Link, Speed, TrafficCost
-    from gluon_gc.auto.local_steps import StepClock
-
-    cost, nothing = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
-    really = probe.link, probe.speeds, StepClock.seconds
-    probe.link = lambda workers, topology: Link(cost, cost, cost)
-    probe.speeds = lambda workers, compressors: dict.fromkeys(compressors, nothing)
-    StepClock.seconds = property(lambda clock: 0.001)
-    try:
-        yield
-    finally:
-        probe.link, probe.speeds, StepClock.seconds = really
 
 
 def _made(case):

@@ -8,7 +8,6 @@ them, it also has the checksums of these workers' state_dicts after loading.
 import io
 import lzma
 import zlib
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,9 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 import gluon_gc.torch as bps
-from gluon_gc.auto import probe
-from gluon_gc.auto.choice import Link, Speed, TrafficCost
-from gluon_gc.auto.local_steps import StepClock
+from tests.saved.link import link_of
 from tests.torch.workers import run
 
 FILE = Path(__file__).with_name("torch.pt.xz")
@@ -27,20 +24,6 @@ STEPS = 3
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 AUTO = {"compressor": "auto", "accuracy": "aggressive"}
 SLOW, FAST = 1e4, 1e15  # bytes per second
-
-
-@contextmanager
-def link_of(bytes_per_second):
-    """In the block, "auto" measures this link, compressors and steps that take no time."""
-    cost, nothing = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
-    really = probe.link, probe.speeds, StepClock.seconds
-    probe.link = lambda workers, topology: Link(cost, cost, cost)
-    probe.speeds = lambda workers, compressors: dict.fromkeys(compressors, nothing)
-    StepClock.seconds = property(lambda clock: 0.001)
-    try:
-        yield
-    finally:
-        probe.link, probe.speeds, StepClock.seconds = really
 
 
 class Net(torch.nn.Module):
