@@ -43,6 +43,11 @@ def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
         raise RuntimeError(f"the workers do not fit together: {answer['problem']}")
 
 
+def agree(rank: int, facts: Facts, gather: Callable[[Message], List[Message]]) -> None:
+    """As `reach`, where `gather` takes this worker's message, and returns those of all workers."""
+    reach(rank, facts, lambda message: compare(gather(message)))
+
+
 def compare(messages: List[Message]) -> Message:
     """Compare the messages of all workers. The result is empty if they are the same.
 

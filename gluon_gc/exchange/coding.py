@@ -148,47 +148,36 @@ class HostCalls:
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
         self.outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
-        aggregated = buffers.aggregated(chunks)
         self._compress = kernels.Batch(
             "compress",
             [chunk.coder.codec for chunk in self.outgoing],
             payload=[buffers.sent[chunk] for chunk in self.outgoing],
         )
-        self._aggregate = kernels.Batch(
-            "aggregate",
-            [chunk.aggregator.codec for chunk in aggregated],
-            payload=[buffers.answer[chunk] for chunk in aggregated],
-            payloads=[buffers.received[chunk] for chunk in aggregated],
-        )
+        self._aggregate = batch_of_aggregators(buffers.aggregated(chunks), buffers)
         self._decompress = batch_of_answers("decompress", self.delivered, buffers)
 
     def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
         address = job.request.values.address
         addresses = [address(chunk.piece) for chunk in self.outgoing]
-        self.compress_at(addresses, job.scale, states, positions, ratios)
-
-    def compress_at(
-        self,
-        addresses: Sequence[int],
-        scale: float,
-        states: States,
-        positions: Positions,
-        ratios: Ratios,
-    ) -> None:
-        """Compress the values at these addresses."""
-        self._compress(addresses, positions, scale, ratios, states)
+        self._compress(addresses, positions, job.scale, ratios, states)
 
     def aggregate(self, states: States, positions: Positions) -> None:
         self._aggregate(positions=positions, states=states)
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
         address = job.request.sums.address
-        return self.decompress_to([address(chunk.piece) for chunk in self.delivered], positions)
-
-    def decompress_to(self, addresses: Sequence[int], positions: Positions) -> List[bool]:
-        """Write the sums to these addresses. Return for each whether it is finite."""
-        self._decompress(addresses, positions)
+        self._decompress([address(chunk.piece) for chunk in self.delivered], positions)
         return finite(self._decompress)
+
+
+def batch_of_aggregators(aggregated: Sequence[ExchangedChunk], buffers: Buffers) -> kernels.Batch:
+    """Return calls on the CPU that aggregate payloads."""
+    return kernels.Batch(
+        "aggregate",
+        [chunk.aggregator.codec for chunk in aggregated],
+        payload=[buffers.answer[chunk] for chunk in aggregated],
+        payloads=[buffers.received[chunk] for chunk in aggregated],
+    )
 
 
 def batch_of_answers(

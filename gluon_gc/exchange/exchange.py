@@ -17,13 +17,14 @@ from __future__ import annotations
 import itertools
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from .. import env
 from . import header, plan
-from .agreement import Facts, Message, compare, reach
+from .agreement import Facts, agree
 from .allreduce import LARGE_BYTES, sums_in_place
 from .arrays import Arrays
 from .chunk import ExchangedChunk
@@ -315,11 +316,7 @@ class Lane:
 
 def _agree(members: Members, facts: Facts, doing: str) -> None:
     """See `Exchange.agree`."""
-
-    def ask(message: Message) -> Message:
-        return compare(members.gather(message, doing))
-
-    reach(members.ranks[members.rank], facts, ask)
+    agree(members.ranks[members.rank], facts, partial(members.gather, doing=doing))
 
 
 class _Announcement(Stages):
@@ -346,11 +343,11 @@ class _Announcement(Stages):
         self._to_all.start()
         self._to_all.wait()
         (rows,) = self._to_all.rows
-        outcome, _, _ = header.read(np.array(rows), self._members.ranks)
+        outcome, _, _ = header.read(rows, self._members.ranks)
         self._to_all.expect()
         if outcome != header.SAME:
             try:
-                _agree(self._members, announced.facts, announced.doing)
+                _agree(self._members, announced.facts(), announced.doing)
             except RuntimeError as error:
                 raise OutOfStepError(str(error)) from error
             raise OutOfStepError(header.problem(outcome), outcome)

@@ -14,10 +14,10 @@ from .header import SAME, Stamp
 
 
 class Announced(NamedTuple):
-    """What the workers of a request compare first. Their facts must be as equal as checksums."""
+    """What the workers of a request compare first."""
 
     checksum: int
-    facts: Facts
+    facts: Callable[[], Facts]  # that explain a difference; equal where checksums are equal
     doing: str  # the common action of the workers
 
 

@@ -82,15 +82,19 @@ class MachineTransfer(Stages):
         self._out = link.collectives.to_all(inside, link.tag, [], headed)
         self._identity = header.identity(chunk.piece for chunk in chunks)
         self._mine = shares[machines.local_rank]
-        self._rooms, self._received, self._rows, room_of = {}, {}, {}, {}
+        rooms_of, rows_of, results_of, sums_of = {}, {}, {}, {}
         rooms, rows = iter(self._in.rooms), iter(self._out.rows)
-        self._sent = [HeadedChunks(share, rooms, self._rooms, headed=True) for share in shares]
+        self._sent = [HeadedChunks(share, rooms, rooms_of, headed=True) for share in shares]
         received = iter(self._in.rows)
         senders = [inside.ranks[sender] for sender in self._in.senders]
-        self._read = HeadedChunks(self._mine, received, self._received, senders, headed=True)
-        self._answer = HeadedChunks(self._mine, iter(self._out.rooms), room_of)
-        self._answers = [HeadedChunks(share, rows, self._rows) for share in shares]
-        self._sums = _Sums(room_of, self._arrays)
+        self._read = HeadedChunks(self._mine, received, rows_of, senders, headed=True)
+        self._answer = HeadedChunks(self._mine, iter(self._out.rooms), sums_of)
+        self._answers = [HeadedChunks(share, rows, results_of) for share in shares]
+        view = self._arrays.view
+        self._values = [(c, view(room, c.working)) for c, room in rooms_of.items()]
+        self._summands = [(c, view(rows, c.working)) for c, rows in rows_of.items()]
+        self._results = [(c, view(row[0], c.working)) for c, row in results_of.items()]
+        self._sums = _Sums(sums_of, self._arrays)
         self._between, self.meter = None, Meter()
         if self._mine:
             self._between = Transfer(self._mine, link._replace(members=machines.across))
@@ -105,8 +109,7 @@ class MachineTransfer(Stages):
             headed.write(task.job, self._identity)
         values = task.job.request.values
         with values.queue():
-            for chunk, room in self._rooms.items():
-                target = self._arrays.view(room, chunk.working)
+            for chunk, target in self._values:
                 self._arrays.copy(values.of(chunk.piece), target, task.job.scale)
         self._in.start()
 
@@ -116,8 +119,7 @@ class MachineTransfer(Stages):
         found = self._read.read()
         header.require_in_step(found.outcome)
         task.note(found.outcome)
-        for chunk, rows in self._received.items():
-            rows = self._arrays.view(rows, chunk.working)
+        for chunk, rows in self._summands:
             self._arrays.sum_rows(rows, self._sums.of(chunk.piece))
         self._in.expect()
         if self._between is not None:
@@ -155,8 +157,7 @@ class MachineTransfer(Stages):
             task.unused.update(chunk.piece.tensor for chunk in found.unused)
         sums = task.job.request.sums
         with sums.queue():
-            for chunk, (row,) in self._rows.items():
-                values = self._arrays.view(row, chunk.working)
+            for chunk, values in self._results:
                 self._arrays.copy(values, sums.of(chunk.piece))
                 if chunk.checked and not self._arrays.is_finite(values):
                     task.nonfinite.append(chunk.piece.tensor)

@@ -25,7 +25,7 @@ Tensors = Dict[str, torch.Tensor]
 
 
 class PyTorch:
-    """PyTorch's side of `algorithms.framework.Framework`."""
+    """PyTorch's side of `algorithms.base.Framework`."""
 
     @property
     def threads(self) -> int:
@@ -188,14 +188,17 @@ class Rounds:
         declared = is_declared(request, unfrozen) and all(
             vector.dtype == self._parameters[name].dtype for name, vector in request.vectors.items()
         )
-        about = {
-            "step": step,
-            "round": request.kind,
-            "a declared round": declared,
-            "frozen": frozen,
-        }
-        facts = [("the algorithm", about)]
-        facts += [(f"the vector of {name}", {"name": name}) for name in request.vectors]
+
+        def facts() -> Facts:
+            about = {
+                "step": step,
+                "round": request.kind,
+                "a declared round": declared,
+                "frozen": frozen,
+            }
+            vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
+            return [("the algorithm", about), *vectors]
+
         words = [str(step), request.kind, str(declared), *request.vectors]
         checksum = zlib.crc32("\n".join(words).encode())
         return declared, Announced(checksum, facts, "make a round of the algorithm")

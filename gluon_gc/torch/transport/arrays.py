@@ -26,6 +26,7 @@ class Tensors:
 
     host = None  # tensors of an emulated GPU are CPU tensors
     memory = staticmethod(gpu.memory)
+    copy = staticmethod(gpu.copy_scaled)
     is_finite = staticmethod(gpu.is_finite)
 
     def __init__(self, members: GroupMembers) -> None:
@@ -36,9 +37,6 @@ class Tensors:
 
     def itemsize(self, dtype: str) -> int:
         return getattr(torch, dtype).itemsize
-
-    def copy(self, source: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> None:
-        gpu.copy_scaled(source, scale, target)
 
     def multiply(self, values: torch.Tensor, factor: float) -> None:
         values *= factor

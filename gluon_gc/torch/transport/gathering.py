@@ -59,12 +59,8 @@ def gather_numbers(
 
 def agree(gather: Gather, facts: Facts, doing: str) -> None:
     """Raise a RuntimeError unless all workers state the same facts."""
-
-    def ask(message: agreement.Message) -> agreement.Message:
-        return agreement.compare(gather(message, doing))
-
     groups.require_init()
-    agreement.reach(dist.get_rank(), facts, ask)
+    agreement.agree(dist.get_rank(), facts, lambda message: gather(message, doing))
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def copied_later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
     return wait_for_copy
 
 
-def copy_scaled(source: torch.Tensor, scale: float, target: torch.Tensor) -> None:
+def copy_scaled(source: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> None:
     """Write source * scale to target, which may have another device or dtype."""
     if scale == 1.0:
         copy(source, target)

@@ -15,7 +15,7 @@ from ...compression import stream as streams
 from ...exchange.arrays import Positions, Ratios, States
 from ...exchange.chunk import ExchangedChunk
 from ...exchange.coder import Coder
-from ...exchange.coding import Buffers, HostCalls, batch_of_answers, finite
+from ...exchange.coding import Buffers, HostCalls, batch_of_aggregators, batch_of_answers, finite
 from ...exchange.job import Job
 from ...kernels.library import TICKET_BYTES
 from . import gpu
@@ -95,30 +95,22 @@ class ByHost(HostCalls):
             for chunk, copy in zip(self.outgoing, copies):
                 gpu.copy(values.of(chunk.piece), copy)
         addresses = [copy.data_ptr() for copy in copies]
-        self.compress_at(addresses, job.scale, states, positions, ratios)
+        self._compress(addresses, positions, job.scale, ratios, states)
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
         copies, sums = [self._copies[chunk] for chunk in self.delivered], job.request.sums
-        are_finite = self.decompress_to([copy.data_ptr() for copy in copies], positions)
+        self._decompress([copy.data_ptr() for copy in copies], positions)
         with sums.queue():
             for chunk, copy in zip(self.delivered, copies):
                 gpu.copy(copy, sums.of(chunk.piece))
-        return are_finite
+        return finite(self._decompress)
 
 
-class BetweenGpus:
-    """Calls on the GPU that has the values and all payloads. Received payloads are not checked."""
+class _GpuCalls:
+    """Calls on the GPU that has the values, for payloads in its memory."""
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        self._device, aggregated = chunks[0].device, buffers.aggregated(chunks)
-        self._prepare(chunks, buffers)
-        with gpu.queue(self._device):
-            self._aggregate = GpuBatch("aggregate", [c.aggregator for c in aggregated])
-            self._aggregate.read([buffers.received[chunk] for chunk in aggregated])
-            self._aggregate.write([buffers.answer[chunk] for chunk in aggregated])
-
-    def _prepare(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        """Prepare to compress and decompress; the buffers are in GPU memory."""
+        self._device = chunks[0].device
         self._outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
         with gpu.queue(self._device):
             self._compress = GpuBatch("compress", [c.coder for c in self._outgoing])
@@ -133,18 +125,6 @@ class BetweenGpus:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios, states)
             self._sent()
-
-    def aggregate(self, states: States, positions: Positions) -> None:
-        with gpu.queue(self._device) as stream:
-            self._aggregate.queue(stream)
-            self._aggregate(positions=positions, states=states)
-
-    def decompress(self, job: Job, positions: Positions) -> List[bool]:
-        self._decode(job, positions)
-        sums = job.request.sums
-        with sums.queue():
-            are_finite = [sums.of(chunk.piece).isfinite().all() for chunk in self.delivered]
-            return torch.stack(are_finite).tolist() if are_finite else []
 
     def _decode(self, job: Job, positions: Positions) -> None:
         sums = job.request.sums
@@ -161,30 +141,46 @@ class BetweenGpus:
         """Called before payloads are read, within a `gpu.queue`."""
 
 
-class OnGpu(BetweenGpus):
+class BetweenGpus(_GpuCalls):
+    """Calls on the GPU that has the values and all payloads. Received payloads are not checked."""
+
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        super().__init__(chunks, buffers)
+        aggregated = buffers.aggregated(chunks)
+        with gpu.queue(self._device):
+            self._aggregate = GpuBatch("aggregate", [c.aggregator for c in aggregated])
+            self._aggregate.read([buffers.received[chunk] for chunk in aggregated])
+            self._aggregate.write([buffers.answer[chunk] for chunk in aggregated])
+
+    def aggregate(self, states: States, positions: Positions) -> None:
+        with gpu.queue(self._device) as stream:
+            self._aggregate.queue(stream)
+            self._aggregate(positions=positions, states=states)
+
+    def decompress(self, job: Job, positions: Positions) -> List[bool]:
+        self._decode(job, positions)
+        sums = job.request.sums
+        with sums.queue():
+            are_finite = [sums.of(chunk.piece).isfinite().all() for chunk in self.delivered]
+            return torch.stack(are_finite).tolist() if are_finite else []
+
+
+class OnGpu(_GpuCalls):
     """Calls on the GPU that has the values. Payloads are copied between GPU and host memory.
 
     The CPU checks received payloads before they are copied to the GPU, and aggregates them.
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        self._device, aggregated = chunks[0].device, buffers.aggregated(chunks)
-        with gpu.queue(self._device):
-            sent = {c: self._like(buffers.sent[c]) for c in buffers.outgoing(chunks)}
-            answers = {c: self._like(buffers.answers[c]) for c in buffers.delivered(chunks)}
-        self._prepare(chunks, replace(buffers, sent=sent, answers=answers))
+        device = chunks[0].device
+        with gpu.queue(device):
+            sent = {c: _like(buffers.sent[c], device) for c in buffers.outgoing(chunks)}
+            answers = {c: _like(buffers.answers[c], device) for c in buffers.delivered(chunks)}
+        super().__init__(chunks, replace(buffers, sent=sent, answers=answers))
         self._copies_of_sent = _pairs(sent, buffers.sent)
         self._copies_of_answers = _pairs(answers, buffers.answers)
         self._inspect = batch_of_answers("inspect", self.delivered, buffers)
-        self._aggregate = kernels.Batch(
-            "aggregate",
-            [chunk.aggregator.codec for chunk in aggregated],
-            payload=[buffers.answer[chunk] for chunk in aggregated],
-            payloads=[buffers.received[chunk] for chunk in aggregated],
-        )
-
-    def _like(self, array: np.ndarray) -> torch.Tensor:
-        return torch.empty(array.shape, dtype=torch.uint8, device=self._device)
+        self._aggregate = batch_of_aggregators(buffers.aggregated(chunks), buffers)
 
     def aggregate(self, states: States, positions: Positions) -> None:
         self._aggregate(positions=positions, states=states)
@@ -201,6 +197,10 @@ class OnGpu(BetweenGpus):
     def _received(self) -> None:
         for payloads, received in self._copies_of_answers:
             gpu.copy(received, payloads)
+
+
+def _like(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.empty(array.shape, dtype=torch.uint8, device=device)
 
 
 def _pairs(

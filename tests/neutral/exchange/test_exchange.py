@@ -1,6 +1,7 @@
 """gluon_gc.exchange without a framework: workers are threads, and arrays are NumPy's."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -258,7 +259,8 @@ def test_announced_requests_that_differ_are_an_error_on_all_workers():
         lane = Lane(exchange, tensor("v"), tensor("w", index=1))
         for names in ("vvv", "vwv"):
             name = names[exchange.rank]
-            announced = Announced(ord(name), [("the average", {"tensors": name})], "average")
+            facts = [("the average", {"tensors": name})]
+            announced = Announced(ord(name), partial(list, facts), "average")
             differ = 'worker 1 has tensors "w" for the average, but worker 0 has "v"'
             with pytest.raises(RuntimeError, match=differ) if "w" in names else nullcontext():
                 lane.exchange({name: gradient(0, 0)}, announced=announced)
