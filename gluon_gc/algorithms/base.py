@@ -121,6 +121,9 @@ class Step:
         and returns them. It raises the round's error.
     adam : Adam, optional
         The wrapped optimizer, if the algorithm needs Adam.
+    seconds : tuple of float
+        The time of the previous step and of this one, in seconds, on a clock that stands still
+        while training waits for a round.
     """
 
     number: int
@@ -130,6 +133,7 @@ class Step:
     framework: Framework
     arrived: Mapping[str, Callable[[], Arrays]] = field(default_factory=dict)
     adam: Optional[Adam] = None
+    seconds: Tuple[float, float] = (0.0, 0.0)
 
 
 Rounds = Generator[Round, Any, None]
@@ -162,6 +166,8 @@ class Algorithm:
         Whether the algorithm compresses by itself, so that compression_params has no compressor.
     uncompressed : tuple of str
         The kinds of rounds that are never compressed.
+    allows_absence : bool
+        Whether workers may miss rounds, and begin them in different steps (see `missed`).
     chosen_option : str
         The option that the compressor "auto" may choose. "": the algorithm needs a named one.
     """
@@ -177,6 +183,7 @@ class Algorithm:
     needs_adam: ClassVar[bool] = False
     compresses: ClassVar[bool] = False
     uncompressed: ClassVar[Tuple[str, ...]] = ()
+    allows_absence: ClassVar[bool] = False
     chosen_option: ClassVar[str] = ""
 
     @classmethod
@@ -193,6 +200,11 @@ class Algorithm:
         """The values of the options, by name, with NumPy scalars as Python numbers."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether all workers begin their rounds in the same steps."""
+        return True
 
     @property
     def frozen_after(self) -> Optional[int]:
@@ -218,6 +230,13 @@ class Algorithm:
         of former worker r modulo their number.
         """
         return {}
+
+    def missed(self, averages: Arrays, parameters: Arrays, state: State) -> None:
+        """Apply the averages of a round that other workers made without this one.
+
+        The shared state then is what it is on the others. This worker's own changes stay.
+        """
+        raise NotImplementedError
 
     def step(self, at: Step, state: State) -> Rounds:
         """Make one step. This is a generator: it yields rounds and receives their averages (see

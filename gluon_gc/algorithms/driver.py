@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from functools import partial
 from typing import Callable, Dict, Mapping, Optional, Protocol, Tuple, Union
@@ -71,6 +72,7 @@ class Driver:
     """Runs one algorithm for one trainer. Its state is empty before the first step."""
 
     def __init__(self, algorithm: Algorithm, front_end: FrontEnd) -> None:
+        self.require_possible(algorithm)
         self.algorithm, self._front_end = algorithm, front_end
         self.steps = 0
         self.state: Dict[str, Dict[str, Array]] = {}
@@ -78,6 +80,17 @@ class Driver:
         self._checked_variance = False  # whether `_warn_of_untrained` has looked
         # The delayed rounds: by kind of round and step, functions that wait for the averages.
         self._under_way: Dict[Tuple[str, int], Callable[[], Arrays]] = {}
+        self._clock = 0.0  # the time of the last step, see `Step.seconds`
+        self._zero: Optional[float] = None  # when the clock began, later by the seconds of waiting
+
+    @staticmethod
+    def require_possible(algorithm: Algorithm) -> None:
+        """Raise ValueError if the driver cannot run an algorithm."""
+        if not algorithm.in_lockstep:
+            raise ValueError(
+                f"algorithm['every'] must be a number of steps without a mailbox, got "
+                f"{algorithm.every!r}: all workers begin a round in the same step"
+            )
 
     def declare(self) -> None:
         """Prepare all rounds, at the first call only. All workers call this."""
@@ -152,7 +165,10 @@ class Driver:
             self._warn_of_untrained(adam, own[0])
         due = [key for key in self._under_way if key[1] == self.steps]
         arrived = {kind: self._under_way.pop((kind, step)) for kind, step in due}
-        at = Step(self.steps, *own, update, front_end.framework, arrived, adam)
+        now = time.monotonic()
+        self._zero = now if self._zero is None else self._zero
+        seconds, self._clock = (self._clock, now - self._zero), now - self._zero
+        at = Step(self.steps, *own, update, front_end.framework, arrived, adam, seconds)
         counted = None if adam is None else adam.steps
         try:
             self._run(self.algorithm.step(at, self.state))
@@ -174,11 +190,15 @@ class Driver:
 
     def _answer(self, request: Round) -> Union[Arrays, Callable[[], Arrays]]:
         """Start a round, and return the result of `yield`. After a delay, the averages arrive."""
-        wait = self._front_end.start(request)
+        wait = self.start(request)
         if not request.delay:
             return wait() if request.waits else wait
         self._under_way[request.kind, self.steps + request.delay] = wait
         return {}
+
+    def start(self, request: Round) -> Callable[[], Arrays]:
+        """See `FrontEnd.start`."""
+        return self._front_end.start(request)
 
     def _warn_of_untrained(self, adam: Adam, parameters: Arrays) -> None:
         """Warn once if the variance stays, and is zero in all elements of a parameter."""

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import math
+import numbers
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Union
 
 from ..exchange import plan
-from ..options import Option, first_match, real, require_matches, switch, whole
+from ..options import Option, first_match, is_whole, real, require_matches, switch, whole
 from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, State, Step, register
 
 _OUTER = ("outer_lr", "outer_momentum", "nesterov")
 """The options that `overrides` may replace for some parameters."""
+
+
+def _seconds(every: Any) -> Optional[float]:
+    """The number in a text such as "60 s"; None if it is no time above 0."""
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+) *s", every.strip()) if isinstance(every, str) else None
+    return (float(found[1]) or None) if found else None
+
+
+_EVERY = Option(
+    (numbers.Integral, str),
+    lambda every: every > 0 if is_whole(every) else _seconds(every) is not None,
+    "a whole number > 0, or a time such as '60 s'",
+    "H: number of steps between averages; with a mailbox also the seconds, such as '60 s'",
+)
 
 
 @register
@@ -41,6 +57,9 @@ class LocalSteps(Algorithm):
 
     If an average fails because of a NaN or infinity, all x_i restart from the anchor.
 
+    Across sites (bps.init with a mailbox), H may differ between workers, or be a time. A worker may
+    miss rounds: the anchor then moves as on the others, and x_i by the same amount.
+
     References
     ----------
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
@@ -52,6 +71,7 @@ class LocalSteps(Algorithm):
     name = "local_steps"
     description = "workers train locally, and average the changes of parameters every few steps"
     shared = ("anchor", "outer_momentum")
+    allows_absence = True
     chosen_option = "every"
     spellings = {  # of torchft's DiLoCo
         "sync_every": "every",
@@ -59,7 +79,7 @@ class LocalSteps(Algorithm):
         "fragment_update_alpha": "mix",
     }
 
-    every: int = whole(1, "H: number of steps between averages").field(30)
+    every: Union[int, str] = _EVERY.field(30)
     outer_lr: float = real(
         lambda lr: lr > 0, "a number > 0", "lr: learning rate of the outer step"
     ).field(0.7)
@@ -82,7 +102,7 @@ class LocalSteps(Algorithm):
     ).field(None)
 
     def __post_init__(self) -> None:
-        for option in ("fragments", "overlap"):
+        for option in ("fragments", "overlap") if self.in_lockstep else ():
             least = getattr(self, option) + (option == "overlap")
             if least > self.every:
                 raise ValueError(
@@ -97,6 +117,10 @@ class LocalSteps(Algorithm):
                         f"got {key!r}"
                     )
                 self.keys()[key].check(key, value, f"algorithm['overrides'][{pattern!r}]")
+
+    @property
+    def in_lockstep(self) -> bool:
+        return not isinstance(self.every, str)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         require_matches(self.overrides or {}, shapes, "algorithm['overrides']")
@@ -118,8 +142,7 @@ class LocalSteps(Algorithm):
 
     def step(self, at: Step, state: State) -> Rounds:
         at.update()
-        turns = [(turn + 1) * self.every // self.fragments for turn in range(self.fragments)]
-        due = [(at.number - turn) % self.every == 0 for turn in turns]
+        due = self._due(at)
         if not (at.arrived or any(due)):
             return
         fragments = self._fragments({name: x.shape for name, x in at.parameters.items()})
@@ -133,6 +156,22 @@ class LocalSteps(Algorithm):
                 with _restarting(names, at, state):
                     mean = yield Round(kind, differences, self.overlap)
                 self._outer_step(mean, at, state)
+
+    def missed(self, averages: Arrays, parameters: Arrays, state: State) -> None:
+        for name, difference in averages.items():
+            before = state["anchor"][name]
+            self._move_anchor(name, difference, state)
+            x = parameters[name]
+            x[:] = x + (state["anchor"][name] - before)
+
+    def _due(self, at: Step) -> List[bool]:
+        """Whether this step is the turn of each fragment."""
+        if self.in_lockstep:
+            turns = [(turn + 1) * self.every // self.fragments for turn in range(self.fragments)]
+            return [(at.number - turn) % self.every == 0 for turn in turns]
+        every, (before, now) = _seconds(self.every), at.seconds
+        shares = [(turn + 1) / self.fragments for turn in range(self.fragments)]
+        return [(now / every - share) // 1 > (before / every - share) // 1 for share in shares]
 
     def _fragments(self, shapes: Shapes) -> Dict[str, List[str]]:
         """The parameters of each fragment, in the order of their turns, by the kind of round."""
@@ -148,16 +187,19 @@ class LocalSteps(Algorithm):
         """Change anchors, momentum and parameters by the mean differences."""
         with _restarting(mean, at, state):
             at.framework.wait(mean.values())
-        anchors, velocities = state["anchor"], state["outer_momentum"]
         for name, difference in mean.items():
-            own = first_match(name, self.overrides or {}, {})
-            lr, mu, nesterov = (own.get(option, getattr(self, option)) for option in _OUTER)
-            velocity = mu * velocities[name] + difference
-            ahead = difference + mu * velocity if nesterov else velocity
-            anchors[name] = anchors[name] - lr * ahead
-            velocities[name] = velocity
-            x, anchor = at.parameters[name], anchors[name]
+            self._move_anchor(name, difference, state)
+            x, anchor = at.parameters[name], state["anchor"][name]
             x[:] = self.mix * x + (1.0 - self.mix) * anchor if self.mix else anchor
+
+    def _move_anchor(self, name: str, difference: Array, state: State) -> None:
+        """Change a parameter's anchor and momentum by the mean difference."""
+        own = first_match(name, self.overrides or {}, {})
+        lr, mu, nesterov = (own.get(option, getattr(self, option)) for option in _OUTER)
+        velocity = mu * state["outer_momentum"][name] + difference
+        ahead = difference + mu * velocity if nesterov else velocity
+        state["anchor"][name] = state["anchor"][name] - lr * ahead
+        state["outer_momentum"][name] = velocity
 
 
 @contextmanager

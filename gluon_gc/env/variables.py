@@ -162,6 +162,12 @@ TABLE = (
         "0: no limit",
         must_match=True,
     ),
+    Variable(
+        "GLUON_GC_MAILBOX",
+        None,
+        "text",
+        "the folder or bucket of a run across sites, as the argument mailbox of bps.init",
+    ),
     Variable("GLUON_GC_SECRET", None, "text", "secret of the cluster. All nodes must have it"),
     Variable("GLUON_GC_RESTARTS", None, "count", "restarts of this node so far. bpslaunch sets it"),
     Variable(

@@ -31,8 +31,7 @@ def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
     `_SETTINGS` are added. `ask` takes this worker's message, and returns the result of `compare`
     for the messages of all workers. All workers raise RuntimeError if facts differ.
     """
-    settings = {name: env.get(name) for name in _SETTINGS}
-    own = [[subject, _shortened(values)] for subject, values in (("", settings), *facts)]
+    own = stated(facts)
     blocks = [own[begin : begin + _BLOCK] for begin in range(0, len(own), _BLOCK)]
     digests = [_digest([values for _, values in block]) for block in blocks]
     answer = ask({"rank": rank, "version": __version__, "digests": digests})
@@ -41,6 +40,12 @@ def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
         answer = ask({"rank": rank, "version": __version__, "facts": block})
     if answer:
         raise RuntimeError(f"the workers do not fit together: {answer['problem']}")
+
+
+def stated(facts: Facts) -> List[Any]:
+    """Facts as a message has them, with the environment variables in `_SETTINGS`."""
+    settings = {name: env.get(name) for name in _SETTINGS}
+    return [[subject, _shortened(values)] for subject, values in (("", settings), *facts)]
 
 
 def agree(rank: int, facts: Facts, gather: Callable[[Message], List[Message]]) -> None:
@@ -68,15 +73,16 @@ def compare(messages: List[Message]) -> Message:
                 if one != other:
                     return {"block": number}
             continue
-        problem = _difference(first, message)
+        there, here = (f"worker {one['rank']}" for one in (first, message))
+        problem = difference(there, first["facts"], here, message["facts"])
         if problem:
             return {"problem": problem}
     return {} if "digests" in first else {"problem": "their digests differ, but not their facts"}
 
 
-def _difference(first: Message, other: Message) -> str:
-    here, there = f"worker {other['rank']}", f"worker {first['rank']}"
-    for theirs, own in itertools.zip_longest(first["facts"], other["facts"]):
+def difference(there: str, their_facts: List[Any], here: str, own_facts: List[Any]) -> str:
+    """The first difference between two results of `stated`, in words; "" if they are the same."""
+    for theirs, own in itertools.zip_longest(their_facts, own_facts):
         if theirs is None:
             return f"{here} has {own[0]}, which {there} does not have"
         if own is None:

@@ -5,6 +5,7 @@ torch.distributed sends the data between the workers. torchrun or another launch
     import gluon_gc.torch as bps
 """
 
+from ..mailbox import report_loss, worker_name, worker_seed
 from .byteps.broadcasts import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .byteps.push_pull import (
     byteps_push_pull,
@@ -47,9 +48,12 @@ __all__ = [
     "push_pull_async_inplace",
     "push_pull_inplace",
     "rank",
+    "report_loss",
     "resume",
     "shutdown",
     "size",
     "suspend",
     "synchronize",
+    "worker_name",
+    "worker_seed",
 ]

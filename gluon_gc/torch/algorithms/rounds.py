@@ -18,6 +18,7 @@ from ...exchange.agreement import Facts
 from ...exchange.exchange import DeclaredTensor, Lane
 from ...exchange.job import Announced, Request, Result
 from ...exchange.plan import Tensor
+from ...exchange.transfers import Transfers
 from ..transport import gpu, new_exchange, staging
 from ..transport.staging import declared, future_on, resolving
 
@@ -107,6 +108,15 @@ class Rounds:
         self._epoch = epoch
         for lane in self.lanes.values():
             lane.set_epoch(epoch)
+
+    @property
+    def kinds(self) -> List[str]:
+        return list(self._shapes)
+
+    @property
+    def transfers(self) -> Transfers:
+        """What measures bytes and seconds, for statistics."""
+        return self.exchange.transfers
 
     def tensors(self) -> List[Tensor]:
         return [tensor.plan for kind in self._shapes for tensor in self._tensors(kind)]

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from ... import mailbox
 from ...algorithms import Algorithm
 from ...algorithms.driver import Driver
 from ...algorithms.requirements import first_values, require_fitting_compression, require_floats
@@ -17,6 +18,7 @@ from ...compression import CompressionParams
 from ...exchange import statistics
 from ...exchange.agreement import Facts
 from ...log import logger
+from ...mailbox.driver import MailboxDriver
 from ...options import checked_epoch
 from .. import automatic, closing
 from ..gradients.optimizer_hooks import require_averaged
@@ -67,11 +69,25 @@ class AlgorithmState:
         self.rounds = Rounds(
             self._about(), self.parameters, self.params, process_group, lambda: self.driver.steps
         )
-        self.driver = Driver(self.algorithm, self.rounds)
+        self.driver = self._new_driver()
         self.driver.declare()
         self._agreed, self._stats_from, self.is_closed = False, 0, False
         self._known = set(self.parameters.values())
         closing.opened(self)
+
+    def _new_driver(self) -> Driver:
+        """Return a driver. If there is a mailbox, it has joined its run."""
+        run = mailbox.current()
+        if run is None:
+            return Driver(self.algorithm, self.rounds)
+        driver = MailboxDriver(self._given, self.rounds, run, self._requested)
+        driver.begin()
+        return driver
+
+    @property
+    def _of_rounds(self) -> Union[Rounds, MailboxDriver]:
+        """What makes the rounds."""
+        return self.driver if isinstance(self.driver, MailboxDriver) else self.rounds
 
     @property
     def algorithm(self) -> Algorithm:
@@ -185,7 +201,7 @@ class AlgorithmState:
         `compression_stats` then averages over later steps only.
         """
         self.driver.finish()
-        self.rounds.set_epoch(checked_epoch(epoch))
+        self._of_rounds.set_epoch(checked_epoch(epoch))
         self._begin_stats()
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
@@ -195,16 +211,16 @@ class AlgorithmState:
         rounds of each kind. With `reset`, the next call only averages over later steps.
         """
         steps = self.steps - self._stats_from
-        transfers, sizes = self.rounds.exchange.transfers, sizes_of(self.parameters)
-        found = statistics.of_step(transfers, sizes, reset, max(1, steps))
-        found["rounds"] = {kind: self.rounds.counts[kind] for kind in self.rounds.lanes}
+        of_rounds, sizes = self._of_rounds, sizes_of(self.parameters)
+        found = statistics.of_step(of_rounds.transfers, sizes, reset, max(1, steps))
+        found["rounds"] = {kind: of_rounds.counts[kind] for kind in of_rounds.kinds}
         if reset:
             self._begin_stats()
         return found
 
     def _begin_stats(self) -> None:
         self._stats_from = self.steps
-        self.rounds.counts.clear()
+        self._of_rounds.counts.clear()
 
     def state_dict(self) -> Dict[str, Any]:
         """Return this worker's checkpoint. Each worker saves its own.

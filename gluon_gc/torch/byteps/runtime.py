@@ -6,25 +6,31 @@ import gc
 import itertools
 import time
 from datetime import timedelta
-from typing import Union
+from typing import Any, Optional, Union
 
 import torch.distributed as dist
 
 from ... import env
 from ...log import logger
+from ...mailbox import current, disconnect
 from .. import closing
 from ..transport import groups
-from . import rendezvous
+from . import rendezvous, sites
 
 _GLOO_CLEANUP_SECONDS = 0.1
 _rounds = itertools.count()  # numbers the calls of init, so that each has its own store keys
 
 
-def init(lazy: bool = True, timeout: Union[None, float, timedelta] = None) -> None:
+def init(
+    lazy: bool = True,
+    timeout: Union[None, float, timedelta] = None,
+    mailbox: Optional[str] = None,
+    **settings: Any,
+) -> None:
     """Connect to the other workers of the job, unless this was done already.
 
     The workers are started by torchrun, bpslaunch, mpirun or SLURM's srun. A process without a
-    launcher is the only worker.
+    launcher is the only worker. With a mailbox, the job is one site of a run.
 
     Parameters
     ----------
@@ -34,11 +40,16 @@ def init(lazy: bool = True, timeout: Union[None, float, timedelta] = None) -> No
         The time after which a collective gives up, in seconds. Default: the longer one of
         GLUON_GC_TIMEOUT and the timeout that the script gave `init_process_group`, if any; else
         the default of torch.distributed.
+    mailbox : str, optional
+        The URL of a run: "s3://bucket/run1", "gs://...", "az://...", "file:///folder" or a folder.
+        Its sites exchange the rounds of `local_steps` there. Default: GLUON_GC_MAILBOX.
+    **settings
+        min_workers, grace, keep, samples_per_step and worker_name; see `gluon_gc.mailbox.Run`.
 
     Raises
     ------
     ValueError
-        The timeout is not above 0.
+        The timeout is not above 0, or a setting of the mailbox is wrong.
     ConfigurationError
         The environment says that there are other workers, but not how to reach them.
     ConnectionError
@@ -53,11 +64,12 @@ def init(lazy: bool = True, timeout: Union[None, float, timedelta] = None) -> No
         logger.warning("BYTEPS_TRACE_ON has no effect with PyTorch: use torch.profiler")
     if dist.is_initialized():
         rendezvous.join_scheduler()
-        return
-    timeout = groups.timeout()
-    store, rank, size = rendezvous.join(timeout)
-    store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
-    dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
+    else:
+        timeout = groups.timeout()
+        store, rank, size = rendezvous.join(timeout)
+        store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
+        dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
+    sites.connect(mailbox or env.get("GLUON_GC_MAILBOX"), settings)
 
 
 def shutdown() -> None:
@@ -67,6 +79,7 @@ def shutdown() -> None:
     """
     from .push_pull import forget
 
+    disconnect()
     forget()
     closing.close_all()
     groups.forget()
@@ -85,9 +98,13 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Return the number of workers."""
+    """Return the number of workers; with a mailbox, of those in the last round.
+
+    With a mailbox, all workers of a site call this together.
+    """
     groups.require_init()
-    return dist.get_world_size()
+    run = current()
+    return dist.get_world_size() if run is None else run.size
 
 
 def local_rank() -> int:

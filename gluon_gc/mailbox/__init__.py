@@ -1,0 +1,96 @@
+"""Training across sites: rounds of local steps through an object store.
+
+The workers need not reach each other, and may start, crash, lag or leave at any moment. All have
+the same bits after each round. docs/design/mailbox.md explains the protocol.
+"""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import threading
+from typing import Any, NoReturn, Optional
+
+from .run import Run, Site
+
+__all__ = [
+    "Run",
+    "Site",
+    "connect",
+    "current",
+    "disconnect",
+    "report_loss",
+    "worker_name",
+    "worker_seed",
+]
+
+_current: Optional[Run] = None
+
+
+def connect(url: str, framework: str, **settings: Any) -> Run:
+    """Make this process a worker of a run, until `disconnect` or its end; see `Run`.
+
+    At SIGTERM and Ctrl-C, the worker puts what it has and leaves. After an error, it only leaves.
+    """
+    global _current
+    if _current is None:
+        _current = Run(url, framework, **settings)
+        atexit.register(_leave_at_exit)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _exit)
+    elif _current.given != url:
+        raise RuntimeError(
+            f"this process is a worker of the run at {_current.url}: call bps.shutdown() before it "
+            f"joins the run at {url}"
+        )
+    return _current
+
+
+def require_current() -> Run:
+    """The run of this process. RuntimeError if it is not a worker of one."""
+    if _current is None:
+        raise RuntimeError("this process has no mailbox: call bps.init(mailbox=URL) first")
+    return _current
+
+
+def worker_name() -> str:
+    """This worker's name in its run, which is another one after each start.
+
+    The workers of a site have one name. RuntimeError without a mailbox.
+    """
+    return require_current().worker
+
+
+def worker_seed() -> int:
+    """A number from 0 to 2^32 - 1 that depends on `worker_name`, as a seed for shuffling data."""
+    return require_current().seed
+
+
+def report_loss(loss: float) -> None:
+    """Show this loss to those who watch the run, with this worker's next round."""
+    require_current().loss = float(loss)
+
+
+def current() -> Optional[Run]:
+    """The run of this process, if it is a worker of one."""
+    return _current
+
+
+def disconnect(puts: bool = True) -> None:
+    """Leave the run, if this process is a worker of one; see `Run.close`."""
+    global _current
+    run, _current = _current, None
+    atexit.unregister(_leave_at_exit)
+    if run is not None:
+        run.close(puts)
+
+
+def _leave_at_exit() -> None:
+    error = getattr(sys, "last_value", None)
+    disconnect(puts=error is None or isinstance(error, KeyboardInterrupt))
+
+
+def _exit(number: int, frame: Any) -> NoReturn:
+    sys.exit(128 + number)

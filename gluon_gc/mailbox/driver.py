@@ -1,0 +1,303 @@
+"""Runs an algorithm whose rounds go through a mailbox, for a front end of any framework.
+
+What a worker has changed, and no round has counted yet, is in one of these places:
+
+- in its parameters: the difference between the anchor and the parameter;
+- in the residuals of its compressors;
+- in `_Lane.carried`: differences that were in the parameters, or the negative of those that still
+  are, although a round has counted them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+import numpy as np
+
+from ..algorithms.base import Algorithm, Round, Shapes
+from ..algorithms.base import Arrays as OfFramework
+from ..algorithms.driver import Driver, FrontEnd, is_declared, undeclared
+from ..compression import CompressionParams
+from ..exchange.plan import Tensor
+from .packing import Arrays, Packing
+from .participant import Contribution, Outcome, Participant, State
+from .run import Run
+
+_POLL = 0.1  # seconds between two looks at whether a round is hindered
+_IN_STORE = (
+    "the state of a run with a mailbox is in its store, where a worker that starts again finds it: "
+    "save only the model's parameters, as without gluon_gc"
+)
+
+
+class MailboxDriver(Driver):
+    """A driver whose rounds go through the mailbox of a run.
+
+    In a site of several workers, only the first one has to do with the mailbox. The others get from
+    it what it learns.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        front_end: FrontEnd,
+        run: Run,
+        params: Mapping[str, CompressionParams],
+    ) -> None:
+        super().__init__(algorithm, front_end)
+        self._mailbox, self._params = run, params
+        self._rounds: Dict[str, Shapes] = {}  # by the kind of round
+        self._lanes: Dict[str, _Lane] = {}  # by the kind of round; none but in the first worker
+        self._has_joined = False
+        self.counts: Counter[str] = Counter()  # of the rounds of each kind
+        self.samples = 0.0  # of all steps
+        self.samples_per_step = run.samples_per_step
+
+    @staticmethod
+    def require_possible(algorithm: Algorithm) -> None:
+        if not algorithm.allows_absence:
+            raise ValueError(
+                f"algorithm must be 'local_steps' with a mailbox, got '{algorithm.name}', in which "
+                "all workers take part in every round"
+            )
+
+    @property
+    def kinds(self) -> List[str]:
+        return list(self._rounds)
+
+    @property
+    def transfers(self) -> List[Participant]:
+        """What measures bytes and seconds, for statistics."""
+        return [lane.participant for lane in self._lanes.values()]
+
+    def declare(self) -> None:
+        """Do nothing: `begin` prepares the rounds."""
+
+    def begin(self) -> None:
+        """Join the run, at the first call only: the parameters become those of the run."""
+        if self._has_joined:
+            return
+        parameters = self._front_end.parameters()
+        shapes = {name: tuple(array.shape) for name, array in parameters.items()}
+        self._rounds = dict(self.algorithm.rounds(shapes))
+        self.state = self.algorithm.begin(parameters)
+        dtypes = {n: self._numpy(array).dtype.name for n, array in parameters.items()}
+        self._mailbox.join(self.algorithm, self._params, shapes, dtypes)
+        for kind, of_kind in self._rounds.items():
+            if self._mailbox.is_first:
+                tensors = self._tensors(kind, of_kind, dtypes)
+                participant = self._mailbox.participant(kind, Packing(tensors))
+                self._lanes[kind] = _Lane(participant)
+            outcome = self._mailbox.share(partial(self._join, kind))
+            self._apply(kind, outcome, answers=False)
+            for name in of_kind:
+                parameters[name][:] = self.state["anchor"][name]
+        self._has_joined = True
+        self._mailbox.joined(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, from 0, for compressors with a warm-up, from the next round on."""
+        for lane in self._lanes.values():
+            lane.epoch = epoch
+
+    def _join(self, kind: str) -> Outcome:
+        return self._lanes[kind].participant.join(self._state_of(kind))
+
+    def _tensors(self, kind: str, shapes: Shapes, dtypes: Mapping[str, str]) -> List[Tensor]:
+        return [
+            Tensor(
+                name,
+                int(np.prod(shape)),
+                dtypes[name],
+                self._params[name],
+                index,
+                f"the {kind} of parameter {name}",
+            )
+            for index, (name, shape) in enumerate(shapes.items())
+        ]
+
+    def step(self, update: Callable[[], None], adam: Any = None) -> None:
+        self.begin()
+        self.samples += self.samples_per_step
+        super().step(update, adam)
+
+    def start(self, request: Round) -> Callable[[], OfFramework]:
+        if not is_declared(request, self._rounds):
+            raise undeclared(request, self.steps)
+        kind, lane = request.kind, self._lanes.get(request.kind)
+        # An attempt that could not go on in time has ended since then.
+        self._apply(kind, self._mailbox.share(lambda: lane.finished()), answers=False)
+        self.counts[kind] += 1
+        if lane is not None and lane.is_idle:
+            differences = {n: self._numpy(vector) for n, vector in request.vectors.items()}
+            state = self._state_of(kind) if lane.participant.saves else None
+            lane.contribute(differences, self.samples, self._about(), state)
+        return partial(self._answer_of, kind)
+
+    def _answer_of(self, kind: str) -> OfFramework:
+        """Wait for the round that this worker takes part in. {} if it cannot go on now."""
+        began, lane = time.monotonic(), self._lanes.get(kind)
+        outcome = self._mailbox.share(
+            lambda: lane.awaited(self._mailbox.grace, self._mailbox.hindered_seconds)
+        )
+        self._zero += time.monotonic() - began
+        return self._apply(kind, outcome, answers=True)
+
+    def _apply(self, kind: str, outcome: Optional[Outcome], answers: bool) -> OfFramework:
+        """Apply what was learnt. Return the last average if the algorithm waits for it, or {}."""
+        if outcome is None:
+            return {}
+        parameters = self._front_end.parameters()
+        if outcome.state is not None:
+            for name in self._rounds[kind]:
+                before = self.state["anchor"][name]
+                for shared in self.algorithm.shared:
+                    values = outcome.state[shared][name]
+                    self.state[shared][name] = self._like(values, parameters[name])
+                parameters[name][:] = parameters[name] + (self.state["anchor"][name] - before)
+        *missed, last = [None, *map(partial(self._of_framework, parameters), outcome.means)]
+        if last and not (answers and outcome.arrived):
+            missed, last = [*missed, last], None
+        for averages in missed:
+            if averages:
+                self.algorithm.missed(averages, parameters, self.state)
+        lane = self._lanes.get(kind)
+        if lane is not None:
+            lane.settle(outcome, restarted=bool(last))
+        if outcome.nonfinite and not last:
+            for name in self._rounds[kind]:
+                parameters[name][:] = self.state["anchor"][name]
+        return last or {}
+
+    def leave(self) -> None:
+        """Put what this worker has changed since its last round, and leave the run."""
+        parameters = self._front_end.parameters()
+        for kind, lane in self._lanes.items():
+            if not lane.is_idle:
+                self._apply(kind, lane.last_outcome(), answers=False)
+            if lane.is_idle:
+                lane.leave(
+                    {
+                        name: self._numpy(self.state["anchor"][name] - parameters[name])
+                        for name in self._rounds[kind]
+                    },
+                    self.samples,
+                    self._about(),
+                )
+
+    def _about(self) -> Dict[str, Any]:
+        return {"steps": self.steps, "seconds": self._clock, "loss": self._mailbox.loss}
+
+    def _state_of(self, kind: str) -> State:
+        return {
+            shared: {name: self._numpy(self.state[shared][name]) for name in self._rounds[kind]}
+            for shared in self.algorithm.shared
+        }
+
+    def _numpy(self, array: Any) -> np.ndarray:
+        """A flat copy."""
+        return np.array(self._front_end.framework.to_numpy(array)).reshape(-1)
+
+    def _of_framework(self, parameters: OfFramework, arrays: Arrays) -> OfFramework:
+        return {name: self._like(values, parameters[name]) for name, values in arrays.items()}
+
+    def _like(self, values: np.ndarray, parameter: Any) -> Any:
+        shaped = values.reshape(tuple(parameter.shape))
+        return self._front_end.framework.from_numpy(shaped, parameter)
+
+    def saved_state(self) -> Dict[str, Dict[str, Any]]:
+        raise RuntimeError(_IN_STORE)
+
+    def go_on(self, steps: int, state: Dict[str, Dict[str, Any]]) -> None:
+        raise RuntimeError(_IN_STORE)
+
+
+class _Lane:
+    """The rounds of one kind: the one under way, and what no round has counted yet."""
+
+    def __init__(self, participant: Participant) -> None:
+        self.participant = participant
+        self.carried: Arrays = {}
+        self.epoch: Optional[int] = None  # for the next round
+        self._under_way: Optional[Future[Outcome]] = None
+        self._sent: Arrays = {}
+        self._samples = self._counted_samples = 0.0  # of the last contribution; that counted
+
+    @property
+    def is_idle(self) -> bool:
+        return self._under_way is None
+
+    def contribute(
+        self, differences: Arrays, samples: float, about: Dict[str, Any], state: Optional[State]
+    ) -> None:
+        """Begin to take part in a round."""
+        contribution = self._contribution(differences, samples, about)
+        self._under_way = future = Future()
+        if self.epoch is not None:
+            self.participant.packing.set_epoch(self.epoch)
+            self.epoch = None
+
+        def take_part() -> None:
+            try:
+                future.set_result(self.participant.take_part(contribution, state))
+            except BaseException as error:
+                future.set_exception(error)
+
+        # Python waits at its end for a daemon thread neither, nor for a store that does not answer.
+        threading.Thread(target=take_part, name=self.participant.kind, daemon=True).start()
+
+    def _contribution(
+        self, differences: Arrays, samples: float, about: Dict[str, Any]
+    ) -> Contribution:
+        for name, values in self.carried.items():
+            differences[name] += values
+        self._sent, self._samples = differences, samples
+        return Contribution(differences, samples - self._counted_samples, about)
+
+    def finished(self) -> Optional[Outcome]:
+        """The outcome of the round under way, if it has ended."""
+        if self.is_idle or not self._under_way.done():
+            return None
+        return self._under_way.result()
+
+    def awaited(self, grace: float, hindered_seconds: Callable[[], float]) -> Optional[Outcome]:
+        """Wait for the round under way. None if it has been hindered for longer than `grace`."""
+        while not self.is_idle and not self._under_way.done():
+            if hindered_seconds() > grace:
+                return None
+            wait([self._under_way], _POLL)
+        return self.finished()
+
+    def last_outcome(self) -> Optional[Outcome]:
+        """Wait a moment for the round under way. None if it does not end."""
+        wait([self._under_way], _POLL)
+        return self.finished()
+
+    def settle(self, outcome: Outcome, restarted: bool) -> None:
+        """Note the outcome, and whether the parameters have restarted from the anchor."""
+        self._under_way = None
+        sent, self._sent = self._sent, {}
+        if not sent:
+            return  # it has only joined
+        if outcome.counted:
+            self._counted_samples = self._samples
+            if restarted:
+                self.carried = {}
+            else:  # the parameters still have what was counted
+                own = self.carried
+                self.carried = {
+                    name: own[name] - values if name in own else -values
+                    for name, values in sent.items()
+                }
+            return
+        self.participant.packing.take_back()
+        if restarted and not outcome.nonfinite:
+            self.carried = sent
+
+    def leave(self, differences: Arrays, samples: float, about: Dict[str, Any]) -> None:
+        self.participant.leave(self._contribution(differences, samples, about))

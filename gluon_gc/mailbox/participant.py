@@ -1,0 +1,414 @@
+"""Participant: one worker's part in the rounds of one kind, through an object store.
+
+A round takes these steps, for each worker:
+
+1. Follow the rounds that others have decided meanwhile: get their payloads, and average them.
+2. Put a payload into the open round.
+3. List the round until its result is there. Whoever sees that the round is complete writes the
+   result, which only the first one can (create if absent).
+4. Get the payloads that the result lists, and average them in its order.
+
+A round is complete when it has the payloads of all workers that put one into the round before, or
+when `min_workers` have been there for `grace` seconds. It is never complete without `min_workers`.
+
+Everything here runs on one thread, and retries until the store answers.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from ..exchange.statistics import Meter
+from ..log import logger
+from . import objects
+from .objects import DamagedError, Object
+from .packing import Arrays, Packing
+from .patience import PatientStore
+
+_READERS = 8  # threads that get payloads
+_SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two listings of a round
+
+State = Dict[str, Arrays]
+"""The shared state of an algorithm: arrays by kind and parameter."""
+Header = Dict[str, Any]
+
+
+class MissingError(RuntimeError):
+    """The store lacks an object that a result lists."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a worker takes part.
+
+    Parameters
+    ----------
+    worker : str
+        Its name, which no other worker has, nor an earlier life of this one.
+    min_workers : int
+        A round needs this number of payloads.
+    grace : float
+        The seconds that a round waits for missing workers.
+    keep : int
+        The number of rounds between saved states.
+    """
+
+    worker: str
+    min_workers: int = 1
+    grace: float = 30.0
+    keep: int = 10
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a worker puts into a round: arrays, and what others should know about them."""
+
+    values: Arrays
+    weight: float
+    about: Header = field(default_factory=dict)  # "steps", "seconds", "loss"
+
+
+@dataclass
+class Outcome:
+    """What a worker learns from a round.
+
+    Parameters
+    ----------
+    means : list of dict of array
+        The averages of the rounds since the last outcome, in their order.
+    state : State, optional
+        Where they begin, if the worker missed rounds that are removed.
+    counted : bool
+        Whether one of the rounds counts this worker's contribution.
+    arrived : bool
+        Whether the last average is of the round that has this worker's contribution.
+    nonfinite : str
+        The name of a parameter whose contribution has a NaN or an infinity, or "".
+    """
+
+    means: List[Arrays] = field(default_factory=list)
+    state: Optional[State] = None
+    counted: bool = False
+    arrived: bool = False
+    nonfinite: str = ""
+
+
+class _Removed(Exception):
+    """A round's objects are removed, because states after it are saved."""
+
+
+class Participant:
+    """Takes part in the rounds of one kind. `size` is the number of workers in the last round."""
+
+    def __init__(
+        self, store: PatientStore, kind: str, packing: Packing, settings: Settings
+    ) -> None:
+        self._store, self.kind, self.packing, self.settings = store, kind, packing, settings
+        self.round, self.size, self.meter = 1, 1, Meter()
+        self._leaving: Set[str] = set()  # workers that left in the last round
+        self._counted: Dict[str, int] = {}  # the last round that counted a worker
+        self._saved = 0  # the last round with a saved state that this worker knows of
+        self._saves: Optional[int] = None  # the round whose state this worker must save
+        self._got: Dict[str, bytes] = {}  # payloads of the open round, by checksum
+        self._readers = ThreadPoolExecutor(_READERS, f"gluon_gc get {kind}")
+
+    def shares(self) -> Iterator[Tuple[str, float]]:
+        return self.packing.shares()
+
+    # Joining and leaving
+
+    def join(self, first: State) -> Outcome:
+        """Return the newest saved state, and the averages since.
+
+        The first worker of a run saves `first` as the state before round 1.
+        """
+        outcome = Outcome()
+        while outcome.state is None:
+            number = self._newest_state()
+            if number is None:
+                self._write_state(0, first)
+                number = 0
+            outcome.state = self._read_state(number)
+        self._follow(outcome)
+        logger.debug("%s: %s joins in round %d", self.kind, self.settings.worker, self.round)
+        return outcome
+
+    def leave(self, contribution: Contribution) -> None:
+        """Put a last contribution into the open round."""
+        while self._store.get(objects.result_name(self.kind, self.round)) is not None:
+            self.round += 1
+        self._put(contribution, leaves=True)
+
+    # Rounds
+
+    def take_part(self, contribution: Contribution, state: Optional[State]) -> Outcome:
+        """Contribute to a round, and wait for its average.
+
+        `state` is the state after the last average, if `saves` was True.
+        """
+        outcome = Outcome()
+        if state is not None:
+            self._save(state)
+        self._follow(outcome)
+        own = self.round
+        outcome.nonfinite = self._put(contribution)
+        try:
+            result = self._result_of_open_round()
+            outcome.means.append(self._mean(result))
+        except _Removed:
+            self._follow(outcome)
+            outcome.counted = self._counted.get(self.settings.worker) == own
+            return outcome
+        outcome.counted = self.settings.worker in _workers(result)
+        outcome.arrived = True
+        self._advance(result)
+        self.meter.steps += 1
+        return outcome
+
+    @property
+    def saves(self) -> bool:
+        """Whether this worker must save the state after the last average."""
+        return self._saves is not None
+
+    def _follow(self, outcome: Outcome) -> None:
+        """Add the averages of all rounds that have a result to an outcome."""
+        while True:
+            result = self._read_result(self.round)
+            try:
+                if result is not None:
+                    outcome.means.append(self._mean(result))
+                    self._advance(result)
+                    continue
+                self._require_not_removed()
+                return
+            except _Removed:
+                state = self._read_state(self._newest_state())
+                if state is not None:  # else it was removed just now
+                    outcome.state = state
+                    outcome.means.clear()
+
+    def _advance(self, result: Header) -> None:
+        """Go on to the next round."""
+        workers = _workers(result)
+        self._counted.update(dict.fromkeys(workers, self.round))
+        self._leaving = {entry["worker"] for entry in result["counted"] if entry["leaves"]}
+        self.size = max(1, len(workers))
+        self.round += 1
+        self._got.clear()
+
+    def _put(self, contribution: Contribution, leaves: bool = False) -> str:
+        """Put a payload into the open round. Return the name of a parameter with a NaN, or ""."""
+        settings, meter = self.settings, self.meter
+        with meter.timing("compress_seconds"):
+            packed = self.packing.pack(contribution.values)
+        payloads = [] if packed.nonfinite else packed.payloads
+        header = {
+            "worker": settings.worker,
+            "round": self.round,
+            "weight": contribution.weight,
+            **contribution.about,
+            "leaves": leaves,
+            "nonfinite": packed.nonfinite,
+            "lengths": [len(payload) for payload in payloads],
+        }
+        name = objects.payload_name(self.kind, self.round, settings.worker)
+        data = objects.pack(header, *payloads)
+        self._got[objects.unpack(name, data).digest] = data
+        logger.debug("%s: round %d begins", self.kind, self.round)
+        self._store.put(name, data)
+        meter.pushed_bytes += len(data)
+        logger.debug("%s: the payload of round %d is put", self.kind, self.round)
+        return packed.nonfinite
+
+    def _result_of_open_round(self) -> Header:
+        """Wait for the result of the open round, or write it."""
+        settings, began = self.settings, time.monotonic()
+        with self.meter.timing("wait_seconds"):
+            enough_since: Optional[float] = None
+            expected = self._workers_with_payloads(self.round - 1) - self._leaving
+            while True:
+                present = self._workers_with_payloads(self.round)
+                result = self._read_result(self.round)
+                if result is not None:
+                    return result
+                if settings.worker not in present:
+                    self._require_not_removed()
+                now = time.monotonic()
+                if len(present) >= settings.min_workers:
+                    self._store.note_progress()
+                    enough_since = now if enough_since is None else enough_since
+                    graced = now - enough_since >= settings.grace
+                    if graced or (expected and self._is_complete(expected, present)):
+                        result = self._decide(present)
+                        if result is not None:
+                            return result
+                else:
+                    self._store.note_waiting(
+                        f"round {self.round} has {len(present)} of min_workers "
+                        f"{settings.min_workers}"
+                    )
+                self._store.sleep(min(_LONGEST, max(_SHORTEST, (now - began) / 10)))
+
+    def _is_complete(self, expected: Set[str], present: Set[str]) -> bool:
+        """Whether all are there that put a payload into the round before, even if it was late."""
+        if not expected <= present:
+            return False
+        expected |= self._workers_with_payloads(self.round - 1) - self._leaving
+        return expected <= present
+
+    def _decide(self, workers: Set[str]) -> Optional[Header]:
+        """Write the result of the open round, or read that of who was faster.
+
+        None if it has been removed.
+        """
+        logger.debug("%s: round %d is complete", self.kind, self.round)
+        counted, excluded = [], {}
+        for worker, data in zip(sorted(workers), self._get_all(self.round, sorted(workers))):
+            try:
+                counted.append(self._entry(worker, data))
+            except ValueError as error:  # DamagedError is one
+                excluded[worker] = str(error)
+        header = {
+            "round": self.round,
+            "decider": self.settings.worker,
+            "counted": counted,
+            "excluded": excluded,
+        }
+        name = objects.result_name(self.kind, self.round)
+        if not self._store.put(name, objects.pack(header), create=True):
+            header = self._read_result(self.round)
+            if header is None or header["decider"] != self.settings.worker:
+                return header  # else the store's first answer was lost
+        logger.debug("%s: the result of round %d is written", self.kind, self.round)
+        newest = self._newest_state()
+        self._saved = self._saved if newest is None else max(self._saved, newest)
+        if self.round - self._saved >= self.settings.keep:
+            self._saves = self.round
+        return header
+
+    def _entry(self, worker: str, data: Optional[bytes]) -> Header:
+        """What a result tells about a payload. ValueError if it must not count."""
+        name = objects.payload_name(self.kind, self.round, worker)
+        if data is None:
+            raise ValueError(f"object '{name}' is missing")
+        header, body, digest = objects.unpack(name, data)
+        if header.get("nonfinite"):
+            raise ValueError(f"parameter {header['nonfinite']} has a NaN or an infinity")
+        if not (0 <= header["weight"] < float("inf")):
+            raise ValueError(f"its weight is {header['weight']}")
+        with self.meter.timing("decompress_seconds"):
+            for _ in self.packing.unpack(header["lengths"], body):
+                pass
+        self._got[digest] = data
+        told = {key: header.get(key) for key in ("weight", "steps", "seconds", "loss", "leaves")}
+        return {"worker": worker, "digest": digest, "bytes": len(data), **told}
+
+    def _mean(self, result: Header) -> Arrays:
+        """The average of a round. An empty dict if no payload has a weight."""
+        number, entries = result["round"], result["counted"]
+        for worker, why in result["excluded"].items():
+            logger.warning("round %d leaves out worker %s: %s", number, worker, why)
+        if not sum(entry["weight"] for entry in entries):
+            return {}
+        missing = [entry for entry in entries if entry["digest"] not in self._got]
+        names = [entry["worker"] for entry in missing]
+        for entry, data in zip(missing, self._get_all(number, names)):
+            name = objects.payload_name(self.kind, number, entry["worker"])
+            if data is None:
+                self._require_not_removed()
+                raise MissingError(f"object '{name}' is missing, but the round's result lists it")
+            if objects.unpack(name, data).digest != entry["digest"]:
+                raise DamagedError(f"object '{name}' is not the one that the round's result lists")
+            self._got[entry["digest"]] = data
+        weighted = []
+        for entry in entries:
+            header, body, _ = self._unpacked(number, entry)
+            weighted.append((entry["weight"], header["lengths"], body))
+        with self.meter.timing("decompress_seconds"):
+            return self.packing.mean(weighted)
+
+    def _unpacked(self, number: int, entry: Header) -> Object:
+        name = objects.payload_name(self.kind, number, entry["worker"])
+        return objects.unpack(name, self._got[entry["digest"]])
+
+    # Objects
+
+    def _get_all(self, number: int, workers: Sequence[str]) -> List[Optional[bytes]]:
+        names = [objects.payload_name(self.kind, number, worker) for worker in workers]
+        found = list(self._readers.map(self._store.get, names))
+        self.meter.pulled_bytes += sum(len(data) for data in found if data is not None)
+        return found
+
+    def _workers_with_payloads(self, number: int) -> Set[str]:
+        entries = self._store.list(objects.payloads_folder(self.kind, number))
+        return {objects.last_part(entry.name) for entry in entries}
+
+    def _read_result(self, number: int) -> Optional[Header]:
+        name = objects.result_name(self.kind, number)
+        data = self._store.get(name)
+        return None if data is None else objects.unpack(name, data).header
+
+    # Saved states
+
+    def _require_not_removed(self) -> None:
+        newest = self._newest_state()
+        if newest is not None and newest >= self.round:
+            raise _Removed
+
+    def _newest_state(self) -> Optional[int]:
+        return max(self._states(), default=None)
+
+    def _states(self) -> List[int]:
+        entries = self._store.list(objects.states_folder(self.kind))
+        return sorted(int(objects.last_part(entry.name)) for entry in entries)
+
+    def _read_state(self, number: int) -> Optional[State]:
+        """Read a saved state, and go on after it. None if it has been removed."""
+        name = objects.state_name(self.kind, number)
+        data = self._store.get(name)
+        if data is None:
+            return None
+        header, body, _ = objects.unpack(name, data)
+        state: State = {}
+        for kind, parameter, dtype, size in header["arrays"]:
+            length = size * np.dtype(dtype).itemsize
+            state.setdefault(kind, {})[parameter] = np.frombuffer(body[:length], dtype).copy()
+            body = body[length:]
+        self._counted, self._saved, self.round = dict(header["counted"]), number, number + 1
+        self._got.clear()
+        return state
+
+    def _save(self, state: State) -> None:
+        """Save the state after a round, and remove what nobody needs any more."""
+        number, self._saves = self._saves, None
+        self._write_state(number, state)
+        *older, last_but_one, _ = [-1, -1, *self._states()]
+        self._store.delete(objects.state_name(self.kind, state) for state in older if state >= 0)
+        for folder in self._store.folders(objects.rounds_folder(self.kind)):
+            if int(objects.last_part(folder)) <= last_but_one:
+                entries = self._store.list(f"{objects.rounds_folder(self.kind)}{folder}/")
+                self._store.delete(entry.name for entry in entries)
+        logger.debug("%s: rounds up to %d are removed", self.kind, last_but_one)
+
+    def _write_state(self, number: int, state: State) -> None:
+        arrays = [
+            (kind, name, array) for kind, named in state.items() for name, array in named.items()
+        ]
+        header = {
+            "round": number,
+            "arrays": [[kind, name, array.dtype.name, array.size] for kind, name, array in arrays],
+            "counted": self._counted,
+        }
+        data = objects.pack(header, *(array.data.cast("B") for _, _, array in arrays))
+        self._store.put(objects.state_name(self.kind, number), data, create=True)
+        self._saved = max(self._saved, number)
+        logger.debug("%s: the state after round %d is saved", self.kind, number)
+
+
+def _workers(result: Header) -> List[str]:
+    return [entry["worker"] for entry in result["counted"]]

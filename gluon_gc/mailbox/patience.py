@@ -1,0 +1,105 @@
+"""PatientStore: a store whose calls are repeated until it answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from typing import Any, Callable, Iterable, List, Optional, TypeVar
+
+from ..log import logger
+from .store import Entry, Store, StoreError
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
+Answer = TypeVar("Answer")
+
+
+class StoppedError(ConnectionError):
+    """The process leaves, so nothing is repeated any more."""
+
+
+class PatientStore:
+    """Repeats the calls of a `Store`, for several threads, until it answers or `stop` is called.
+
+    It knows for how long a round has been hindered: because the store does not answer, or because
+    too few workers are there. While `repeats` is False, it raises the store's errors.
+    """
+
+    repeats = False
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._stopped = store, threading.Event()
+        self._lock = threading.Lock()
+        self._hindered_since: Optional[float] = None
+        self._failing_since: Optional[float] = None
+
+    @property
+    def hindered_seconds(self) -> float:
+        """For how long no round could go on; 0 if one can."""
+        since = self._hindered_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def put(self, name: str, data: bytes, create: bool = False) -> bool:
+        return self._repeat(partial(self._store.put, name, data, create))
+
+    def get(self, name: str) -> Optional[bytes]:
+        return self._repeat(partial(self._store.get, name))
+
+    def list(self, prefix: str) -> List[Entry]:
+        return self._repeat(partial(self._store.list, prefix))
+
+    def folders(self, prefix: str) -> List[str]:
+        return self._repeat(partial(self._store.folders, prefix))
+
+    def delete(self, names: Iterable[str]) -> None:
+        self._repeat(partial(self._store.delete, list(names)))
+
+    def sleep(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise StoppedError("this worker leaves")
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def note_waiting(self, why: str) -> None:
+        """Note that a round cannot go on because of other workers."""
+        with self._lock:
+            if self._hindered_since is None:
+                self._hindered_since = time.monotonic()
+                logger.warning("%s: training goes on locally after the grace time", why)
+
+    def note_progress(self) -> None:
+        self._hindered_since = None
+
+    def _repeat(self, call: Callable[[], Any]) -> Any:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                answer = call()
+            except StoreError as error:
+                if not self.repeats:
+                    raise
+                self._note_failure(error)
+                self.sleep(pause)
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+            else:
+                self._note_answer()
+                return answer
+
+    def _note_failure(self, error: StoreError) -> None:
+        with self._lock:
+            if self._failing_since is None:
+                self._failing_since = time.monotonic()
+                self._hindered_since = self._hindered_since or self._failing_since
+                at = time.strftime("%H:%M:%S")
+                logger.warning("%s. Training goes on locally, since %s", error, at)
+
+    def _note_answer(self) -> None:
+        if self._failing_since is None:
+            return
+        with self._lock:
+            since, self._failing_since = self._failing_since, None
+            if since is not None:
+                self._hindered_since = None
+                seconds = time.monotonic() - since
+                logger.warning("%s answers again, after %.0f s", self._store.url, seconds)

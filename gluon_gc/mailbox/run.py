@@ -1,0 +1,251 @@
+"""Run: this process as a worker of a run, whose workers meet in an object store."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import uuid
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple, TypeVar
+
+import xxhash
+
+from ..algorithms.base import Algorithm, Shapes
+from ..compression import CompressionParams
+from ..exchange.agreement import Facts, difference, stated
+from ..log import logger
+from ..options import is_whole
+from ..version import __version__
+from . import objects
+from .packing import Packing
+from .participant import Participant, Settings
+from .patience import PatientStore
+from .store import Store, StoreError
+
+_FORMAT = 1
+Answer = TypeVar("Answer")
+
+
+class Leaving(Protocol):
+    """What must happen before a worker leaves."""
+
+    def leave(self) -> None:
+        """Put what this worker has changed."""
+
+
+class Site(Protocol):
+    """The workers of this site, whose gradients are averaged as usual."""
+
+    is_first: bool
+    size: int
+
+    def share(self, make: Callable[[], Answer]) -> Answer:
+        """Call a function in the first worker, and return its result, or its error, in all."""
+
+
+class Alone:
+    """A site of one worker."""
+
+    is_first, size = True, 1
+
+    def share(self, make: Callable[[], Answer]) -> Answer:
+        return make()
+
+
+class Run:
+    """A run, and this worker's settings in it.
+
+    Parameters
+    ----------
+    url : str
+        The store: "s3://bucket/run1", "gs://...", "az://...", "file:///folder" or a folder.
+    framework : str
+        All workers must have the same.
+    min_workers : int
+        A round needs this number of workers.
+    grace : float
+        The seconds that a round waits for missing workers.
+    keep : int
+        The number of rounds between two saved states.
+    samples_per_step : float
+        The samples of a step of one process, by which workers are weighted. If all make equally
+        large steps, it may stay 1.
+    worker_name : str, optional
+        The beginning of this worker's name. By default the name of its machine.
+    site : Site, optional
+        The workers that share this worker's parameters.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is wrong, or the store cannot create objects only if they are absent.
+    StoreError
+        The store does not answer, or refuses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        framework: str,
+        min_workers: int = 1,
+        grace: float = 30.0,
+        keep: int = 10,
+        samples_per_step: float = 1,
+        worker_name: Optional[str] = None,
+        site: Optional[Site] = None,
+    ) -> None:
+        for name, value in (("min_workers", min_workers), ("keep", keep)):
+            if not is_whole(value) or value < 1:
+                raise ValueError(f"{name} must be a whole number > 0, got {value!r}")
+        for name, value in (("grace", grace), ("samples_per_step", samples_per_step)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise ValueError(f"{name} must be a number > 0, got {value!r}")
+        self.given, self._site = url, site or Alone()
+        self.framework = framework
+        self.samples_per_step = float(samples_per_step) * self._site.size
+        self.loss: Optional[float] = None
+        self._drivers: List[Leaving] = []
+        self._participants: Dict[str, Participant] = {}
+        name, self.seed = self.share(lambda: _identity(worker_name))
+        self._settings = Settings(name, int(min_workers), float(grace), int(keep))
+        self._store = Store(url)
+        self._patient = PatientStore(self._store)
+        self.share(lambda: self._store.require_create(name))
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def worker(self) -> str:
+        """This worker's name, which it has until it ends."""
+        return self._settings.worker
+
+    @property
+    def grace(self) -> float:
+        return self._settings.grace
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the worker of its site that uses the store."""
+        return self._site.is_first
+
+    @property
+    def size(self) -> int:
+        """The number of workers in the last round."""
+        sizes = [participant.size for participant in self._participants.values()]
+        return self.share(lambda: max(sizes, default=1))
+
+    def share(self, make: Callable[[], Answer]) -> Answer:
+        """See `Site.share`."""
+        return self._site.share(make)
+
+    def hindered_seconds(self) -> float:
+        return self._patient.hindered_seconds
+
+    def participant(self, kind: str, packing: Packing) -> Participant:
+        """This worker's part in the rounds of a kind."""
+        participant = Participant(self._patient, kind, packing, self._settings)
+        self._participants[kind] = participant
+        return participant
+
+    def join(
+        self,
+        algorithm: Algorithm,
+        params: Mapping[str, CompressionParams],
+        shapes: Shapes,
+        dtypes: Mapping[str, str],
+    ) -> None:
+        """Create the run, or raise RuntimeError if it has other settings than this worker.
+
+        ValueError if the run's compressors cannot be used.
+        """
+        for name, of_parameter in params.items():
+            _require_usable(name, of_parameter)
+        self.share(lambda: self._join(_facts(self.framework, algorithm, params, shapes, dtypes)))
+
+    def _join(self, facts: Facts) -> None:
+        own = stated(facts)
+        job = objects.pack({"format": _FORMAT, "version": __version__, "facts": own})
+        if self._store.put(objects.JOB, job, create=True):
+            logger.debug("the run at %s is new", self.url)
+            return
+        header = objects.unpack(objects.JOB, self._store.get(objects.JOB) or b"").header
+        if header["format"] != _FORMAT:
+            raise RuntimeError(
+                f"the run at {self.url} has format {header['format']}, of gluon_gc "
+                f"{header['version']}, but this is {__version__}, which has format {_FORMAT}"
+            )
+        problem = difference("the run", header["facts"], "this worker", own)
+        if problem:
+            raise RuntimeError(
+                f"this worker does not fit the run at {self.url}: {problem}. Use another URL for "
+                "another run, or the run's settings"
+            )
+
+    def joined(self, driver: Leaving) -> None:
+        """Note that this worker has joined. From now on, a failing store does not stop it."""
+        self._patient.repeats = True
+        self._drivers.append(driver)
+
+    def close(self, puts: bool = True) -> None:
+        """Leave the run. `puts`: whether other workers get what this one has changed since."""
+        drivers, self._drivers = self._drivers, []
+        self._patient.repeats = False
+        try:
+            for driver in drivers if puts else ():
+                driver.leave()
+        except StoreError as error:
+            logger.warning("%s: the last steps of this worker are lost", error)
+        finally:
+            self._patient.stop()
+
+
+def _identity(worker_name: Optional[str]) -> Tuple[str, int]:
+    """A name that no other worker has, nor an earlier life of this one, and a seed from it."""
+    given = worker_name or socket.gethostname()
+    if worker_name is not None and not re.fullmatch(r"[\w.-]{1,64}", worker_name):
+        raise ValueError(
+            "worker_name must be up to 64 letters, digits, '.', '_' or '-', got " f"{worker_name!r}"
+        )
+    readable = re.sub(r"[^\w.-]", "-", given)[:64]
+    name = f"{readable}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    return name, xxhash.xxh32_intdigest(name.encode())
+
+
+def _require_usable(name: str, params: CompressionParams) -> None:
+    compressor = params.compressor
+    if params.accuracy is not None:
+        raise ValueError(
+            "compression_params['compressor'] must name a compressor with a mailbox, got 'auto'"
+        )
+    if compressor is not None and compressor.traits.draws_alike:
+        raise ValueError(
+            f"compression_params['compressor'] must not be '{compressor.name}' with a mailbox: its "
+            "payloads can only be decoded by workers that draw the same random numbers"
+        )
+
+
+def _facts(
+    framework: str,
+    algorithm: Algorithm,
+    params: Mapping[str, CompressionParams],
+    shapes: Shapes,
+    dtypes: Mapping[str, str],
+) -> Facts:
+    """What must be the same in all workers of a run."""
+    options: Dict[str, Any] = {"algorithm": algorithm.name, **algorithm.described()}
+    options.pop("every")
+    of_parameters = [
+        (
+            f"parameter {name}",
+            {
+                "name": name,
+                "shape": list(shape),
+                "dtype": dtypes[name],
+                **params[name].identity(),
+            },
+        )
+        for name, shape in shapes.items()
+    ]
+    return [("", {"framework": framework}), ("the algorithm", options), *of_parameters]
