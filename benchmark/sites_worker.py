@@ -254,27 +254,24 @@ def bucket(args: argparse.Namespace) -> None:
 
 def watch(args: argparse.Namespace) -> None:
     """Record all rounds of a mailbox, and the saved states."""
-    from gluon_gc.mailbox.objects import unpack
+    from gluon_gc.mailbox import objects
     from gluon_gc.mailbox.store import Store
 
-    store, done, saved = Store(args.url), 0, 0
+    store, kind, done, saved = Store(args.url), "difference", 1, set()
     while True:
-        name = f"difference/rounds/{done + 1:08d}/result"
+        name = objects.result_name(kind, done)
         data = store.get(name)
         if data is None:
             time.sleep(_POLL)
-        else:
-            done += 1
-            for each in unpack(name, data).header["counted"]:
-                record = {"worker": each["worker"], "steps": round(each["weight"] / BATCH)}
-                append(
-                    args.folder / "rounds.jsonl", {"round": done, **record, "bytes": each["bytes"]}
-                )
-        name = f"difference/states/{saved + args.keep:08d}"
-        data = store.get(name) if done >= saved + args.keep else None
-        if data is not None:
-            saved += args.keep
-            save(args.folder, saved, _anchors(unpack(name, data)))
+            continue
+        for each in objects.unpack(name, data).header["counted"]:
+            counted = {"worker": each["worker"], "steps": round(each["weight"] / BATCH)}
+            append(args.folder / "rounds.jsonl", {"round": done, **counted, "bytes": each["bytes"]})
+        states = {entry.name for entry in store.list(objects.states_folder(kind))} - saved
+        for name in states:
+            state = objects.unpack(name, store.get(name))
+            save(args.folder, state.header["round"], _anchors(state))
+        done, saved = done + 1, saved | states
 
 
 def _anchors(state: Any) -> Dict[str, np.ndarray]:
