@@ -205,6 +205,11 @@ def several_on_some_nodes() -> bool:
     return is_set("BYTEPS_LOCAL_SIZE") or size is None or size not in alone_or_together
 
 
+def has_aws_key() -> bool:
+    """Whether AWS_ACCESS_KEY_ID is set, so that obstore itself has the credentials of S3."""
+    return bool(os.environ.get("AWS_ACCESS_KEY_ID"))
+
+
 def of_torchrun(name: str) -> Optional[int]:
     """The value of one of torchrun's variables, such as LOCAL_RANK. None if it is not set."""
     return get(name)
