@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
@@ -144,13 +144,13 @@ class Store:
         names = [*names]
         if not names:
             return
-        with self._errors("delete", ", ".join(names)):
+        with self._errors("delete", ", ".join(names[:3] + ["..."] * (len(names) > 3))):
             try:
                 obstore.delete(self._client(), names)
-            except FileNotFoundError:  # the other objects may still exist
-                if len(names) > 1:
-                    for name in names:
-                        self.delete([name])
+            except FileNotFoundError:  # the objects behind it may still exist
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(self._client(), name)
 
     def require_create(self, worker: str) -> None:
         """Check that the store can create an object only if it does not exist yet.
@@ -158,14 +158,14 @@ class Store:
         Parameters
         ----------
         worker : str
-            The name of this worker, for the probe object "probes/WORKER".
+            The name of this worker, for the probe object "probe-WORKER".
 
         Raises
         ------
         ValueError
             The store overwrites the object, or does not implement the check.
         """
-        probe, problem = f"probes/{worker}", None
+        probe, problem = f"probe-{worker}", None
         try:
             self.put(probe, b"first", create=True)
             if self.put(probe, b"second", create=True):
@@ -176,14 +176,14 @@ class Store:
             problem = str(error)
         self.delete([probe])
         if problem:
-            place = urlsplit(self.url).netloc or self._folder
+            bucket = urlsplit(self.url).netloc or self._folder
             raise ValueError(
-                f"{self.url}: '{place}' cannot create an object only if it is absent, which a "
+                f"{self.url}: '{bucket}' cannot create an object only if it is absent, which a "
                 f"mailbox needs: {problem}"
             )
 
     def _client(self, upload: int = 0) -> Any:
-        """The object of obstore for uploads of this many bytes."""
+        """The client for uploads of at most this many bytes."""
         needed = 1 + upload / _SLOWEST / self._timeout
         seconds = self._timeout * 2 ** math.ceil(math.log2(needed))
         if seconds not in self._clients:
@@ -219,8 +219,6 @@ class Store:
         """Raise the errors of obstore as StoreError."""
         try:
             yield
-        except StoreError:
-            raise
         except (BaseError, OSError, NotImplementedError) as error:
             message = f"{self.url}: cannot {operation} '{name}': {_reason(error)}"
             raise StoreError(message) from None

@@ -27,6 +27,7 @@ LAYERS = {
     "exchange": {"compression", "kernels"},
     "kernels": set(),
     "launch": {"kernels"},
+    "mailbox": {"compression", "exchange", "kernels", "options", "state"},
     "options": set(),
     "state": {"exchange", "kernels", "options"},
 }
