@@ -27,7 +27,7 @@ LAYERS = {
     "exchange": {"compression", "kernels"},
     "kernels": set(),
     "launch": {"kernels"},
-    "mailbox": {"compression", "exchange", "kernels", "options", "state"},
+    "mailbox": {"algorithms", "compression", "exchange", "kernels", "options"},
     "options": set(),
     "state": {"exchange", "kernels", "options"},
 }
