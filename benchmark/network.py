@@ -135,6 +135,17 @@ class Network:
         for namespace, device in self._ends(host):
             _tc("-n", namespace, "qdisc", "replace", "dev", device, *words)
 
+    def only_outgoing(self, host: int, port: int) -> None:
+        """Let a host do nothing but open connections to a port of the hub. It needs nftables."""
+        rules = """table inet firewall {
+            chain input { type filter hook input priority 0; policy drop;
+                iif lo accept; ct state established accept; }
+            chain output { type filter hook output priority 0; policy drop;
+                oif lo accept; ct state established accept; ip daddr %s tcp dport %d accept; }
+        }"""
+        words = ["ip", "netns", "exec", self._namespace(host), "nft", "-f", "-"]
+        subprocess.run(words, input=rules % (self.hub, port), text=True, check=True)
+
     def link_down(self, host: int) -> None:
         """Block all traffic from and to a host until `link_up`."""
         _ip("-n", self._namespace(-1), "link", "set", f"port{host}", "down")

@@ -58,19 +58,23 @@ class Processes:
     def _too_long(self, *_: object) -> None:
         raise TimeoutError(f"it took more than {self._timeout} s")
 
-    def start(self, host: int, words: Sequence[str], **variables: object) -> subprocess.Popen:
-        """Start a Python program on a host."""
+    def start(
+        self, host: int, words: Sequence[str], log: Optional[Path] = None, **variables: object
+    ) -> subprocess.Popen:
+        """Start a Python program on a host; its output is appended to `log`, or goes to a pipe."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "HOROVOD_"))}
         threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(self._tree or HERE.parent)}
-        process = subprocess.Popen(
-            self._network.command(host, [self._python, *words]),
-            cwd=self._tree,  # python -m looks there before it reads PYTHONPATH
-            env={**kept, **threads, **{name: str(value) for name, value in variables.items()}},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        with open(log or os.devnull, "a") as file:
+            process = subprocess.Popen(
+                self._network.command(host, [self._python, *words]),
+                cwd=self._tree,  # python -m looks there before it reads PYTHONPATH
+                env={**kept, **threads, **{name: str(value) for name, value in variables.items()}},
+                stdin=subprocess.PIPE,
+                stdout=file if log else subprocess.PIPE,
+                stderr=file if log else None,
+                text=True,
+                start_new_session=True,
+            )
         self._started.append(process)
         return process
 

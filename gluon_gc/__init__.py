@@ -14,11 +14,12 @@ from .version import __version__ as __version__
 env.prepare_engine()  # MXNet reads these variables once, when it is imported
 
 _HOMES = {
-    "byteps.cast": ("Compression",),
-    "byteps.collective": ("allreduce", "average_statistics", "barrier"),
-    "byteps.optimizer": ("DistributedOptimizer",),
-    "byteps.push_pull": ("broadcast_parameters", "byteps_declare_tensor", "byteps_push_pull"),
-    "byteps.runtime": (
+    "mailbox": ("report_loss", "worker_name", "worker_seed"),
+    "mxnet.byteps.cast": ("Compression",),
+    "mxnet.byteps.collective": ("allreduce", "average_statistics", "barrier"),
+    "mxnet.byteps.optimizer": ("DistributedOptimizer",),
+    "mxnet.byteps.push_pull": ("broadcast_parameters", "byteps_declare_tensor", "byteps_push_pull"),
+    "mxnet.byteps.runtime": (
         "init",
         "local_rank",
         "local_size",
@@ -28,7 +29,7 @@ _HOMES = {
         "size",
         "suspend",
     ),
-    "trainer.trainer": ("DistributedTrainer",),
+    "mxnet.trainer.trainer": ("DistributedTrainer",),
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -38,7 +39,7 @@ __all__ = ["ConfigurationError", "__version__", *_LAZY]
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'gluon_gc' has no attribute '{name}'")
-    value = getattr(import_module(f"gluon_gc.mxnet.{_LAZY[name]}"), name)
+    value = getattr(import_module(f"gluon_gc.{_LAZY[name]}"), name)
     globals()[name] = value
     return value
 

@@ -69,7 +69,15 @@ def _raise(error: Exception) -> Arrays:
 
 
 class Driver:
-    """Runs one algorithm for one trainer. Its state is empty before the first step."""
+    """Runs one algorithm for one trainer. Its state is empty before the first step.
+
+    Attributes
+    ----------
+    has_moved : bool
+        Whether `begin` has just changed the parameters, so that gradients are of other ones.
+    """
+
+    has_moved = False
 
     def __init__(self, algorithm: Algorithm, front_end: FrontEnd) -> None:
         self.require_possible(algorithm)

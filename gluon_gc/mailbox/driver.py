@@ -96,7 +96,9 @@ class MailboxDriver(Driver):
             outcome = self._mailbox.share(partial(self._join, kind))
             self._apply(kind, outcome, answers=False)
             for name in of_kind:
-                parameters[name][:] = self.state["anchor"][name]
+                anchor, parameter = self.state["anchor"][name], parameters[name]
+                self.has_moved |= not np.array_equal(self._numpy(anchor), self._numpy(parameter))
+                parameter[:] = anchor
         self._has_joined = True
         self._mailbox.joined(self)
 
@@ -125,6 +127,7 @@ class MailboxDriver(Driver):
         self.begin()
         self.samples += self.samples_per_step
         super().step(update, adam)
+        self.has_moved = False
 
     def start(self, request: Round) -> Callable[[], OfFramework]:
         if not is_declared(request, self._rounds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import socket
@@ -104,13 +105,28 @@ class Run:
         self.framework = framework
         self.samples_per_step = float(samples_per_step) * self._site.size
         self.loss: Optional[float] = None
+        self._shards: List[Run] = []
         self._drivers: List[Leaving] = []
         self._participants: Dict[str, Participant] = {}
         name, self.seed = self.share(lambda: _identity(worker_name))
         self._settings = Settings(name, int(min_workers), float(grace), int(keep))
+        self._open(url)
+        self.share(lambda: self._store.require_create(name))
+
+    def _open(self, url: str) -> None:
         self._store = Store(url)
         self._patient = PatientStore(self._store)
-        self.share(lambda: self._store.require_create(name))
+
+    def of_shard(self, number: int, count: int) -> Run:
+        """The run of one of the shards of which a site's parameters consist, below this run.
+
+        Each worker of a site has the rounds of its own shard. All sites have the same shards.
+        """
+        shard = copy.copy(self)
+        shard._site, shard._participants, shard._drivers, shard._shards = Alone(), {}, [], []
+        shard._open(f"{self.url}/shard-{number}-of-{count}")
+        self._shards.append(shard)
+        return shard
 
     @property
     def url(self) -> str:
@@ -133,7 +149,8 @@ class Run:
     @property
     def size(self) -> int:
         """The number of workers in the last round."""
-        sizes = [participant.size for participant in self._participants.values()]
+        runs = [self, *self._shards]
+        sizes = [participant.size for run in runs for participant in run._participants.values()]
         return self.share(lambda: max(sizes, default=1))
 
     def share(self, make: Callable[[], Answer]) -> Answer:
@@ -158,8 +175,15 @@ class Run:
     ) -> None:
         """Create the run, or raise RuntimeError if it has other settings than this worker.
 
+        Only one optimizer of a process can join.
+
         ValueError if the run's compressors cannot be used.
         """
+        if self._drivers:
+            raise RuntimeError(
+                f"the run at {self.url} has the parameters of one optimizer, and this process has "
+                "joined it with another one: use one optimizer, or another process and URL"
+            )
         for name, of_parameter in params.items():
             _require_usable(name, of_parameter)
         self.share(lambda: self._join(_facts(self.framework, algorithm, params, shapes, dtypes)))
@@ -190,6 +214,8 @@ class Run:
 
     def close(self, puts: bool = True) -> None:
         """Leave the run. `puts`: whether other workers get what this one has changed since."""
+        for shard in self._shards:
+            shard.close(puts)
         drivers, self._drivers = self._drivers, []
         self._patient.repeats = False
         try:

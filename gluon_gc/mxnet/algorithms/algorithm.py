@@ -24,7 +24,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
-from ... import env
+from ... import env, mailbox
 from ...algorithms import Algorithm, Round, parse
 from ...algorithms.driver import Driver, is_arriving, is_declared, undeclared
 from ...algorithms.requirements import (
@@ -34,9 +34,11 @@ from ...algorithms.requirements import (
 )
 from ...auto.algorithm import Decision
 from ...auto.algorithms import automatic
-from ...exchange import plan
+from ...exchange import plan, statistics
 from ...exchange.agreement import Facts
 from ...exchange.plan import Tensor
+from ...exchange.statistics import Size
+from ...mailbox.driver import MailboxDriver
 from ...options import require_different
 from ...state import LOCAL, OF_ALL, Arrays, Key
 from ..exchange.exchange import Exchange
@@ -111,12 +113,19 @@ class AlgorithmAveraging(Averaging):
         self._automatic = automatic(algorithm, requested, option_given, mx.nd.waitall)
         self._proposed: Optional[Decision] = None  # this worker's; rank 0's counts for all
         self._describe()
-        self._driver = Driver(self._algorithm, self)
+        self._run = mailbox.current()
+        self._driver = self._new_driver()
         self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
         self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of round
         self._compressed: Dict[str, bool] = {}  # by the kind of round
         self._begun = False  # whether the algorithm's state exists
         self._declared = False  # whether the rounds' tensors are declared
+
+    def _new_driver(self) -> Driver:
+        if self._run is None:
+            return Driver(self._algorithm, self)
+        params = {self._params[i].name: params for i, params in self._requested.items()}
+        return MailboxDriver(self._given, self, self._run, params)
 
     @property
     def _algorithm(self) -> Algorithm:
@@ -166,7 +175,10 @@ class AlgorithmAveraging(Averaging):
         self._averaged.update((i, self._params[i]) for i in indices[::-1])
         _require_parameters(self._algorithm.name, self._averaged.values())
         self._driver.begin()
-        self._declare(call, facts)
+        if self._run is None:
+            self._declare(call, facts)
+        else:
+            broadcast_to_contexts(self._averaged.values())  # they are those of the run
         self._begun = self._declared = True
         self._when_prepared()
         self._moved(self.names())
@@ -212,6 +224,23 @@ class AlgorithmAveraging(Averaging):
     def _in_round(self, vectors: Mapping[str, Any]) -> List[int]:
         return [i for i, param in self._averaged.items() if param.name in vectors]
 
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        if self._run is not None:
+            self._driver.set_epoch(epoch)
+
+    def stats_of_step(self, reset: bool) -> Dict[str, Any]:
+        if self._run is None:
+            return super().stats_of_step(reset)
+        sizes = {}
+        for param in self._averaged.values():
+            elements = math.prod(param.shape)
+            size = Size(elements * np.dtype(param.dtype).itemsize, elements)
+            sizes[f"difference of {param.name}"] = size
+        return statistics.of_step(
+            self._driver.transfers, sizes, reset, name_of=lambda name: f"difference of {name}"
+        )
+
     def _tensors(self, kind: str) -> List[Tensor]:
         shapes = self._shapes[kind]
         return [self._tensor(kind, i, shapes) for i in self._in_round(shapes)]
@@ -249,8 +278,11 @@ class AlgorithmAveraging(Averaging):
         if overflows:
             freshness.use_up(self._params)
         ignores_stale = arguments.ignore_stale_grad
+        if self._run is not None:
+            self._driver.samples_per_step = arguments.batch_size
+        skips = overflows or self._driver.has_moved
         try:
-            self._driver.step(lambda: None if overflows else update(scale, ignores_stale))
+            self._driver.step(lambda: None if skips else update(scale, ignores_stale))
         finally:  # if an average has failed, the parameters have changed, too
             broadcast_to_contexts(self._averaged.values())
 
@@ -417,6 +449,7 @@ def checked(
 ) -> Optional[Algorithm]:
     """The trainer's argument `algorithm`, parsed; ValueError if another argument does not fit."""
     parsed = parse(algorithm)
+    mailbox.require_algorithm(parsed)
     if parsed is None:
         return None
     require_on_nonfinite(parsed, on_nonfinite, ("raise", "propagate"))

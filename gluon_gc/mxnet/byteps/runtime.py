@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Callable, List, Optional, Union
+from typing import Any, Callable, List, Mapping, Optional, Union
 
 from ... import env
 from ...launch.leaving import failure
 from ...launch.rank import launchers
 from ...log import warn_of_misspelt
+from ...mailbox import connect, current, disconnect
 from ..exchange.exchange import Exchange
 from ..kvstore import CompressingKVStore
 from ..kvstore.horovod.backend import Horovod
@@ -87,8 +88,10 @@ def _require_all(exchange: Exchange) -> None:
         )
 
 
-def init(lazy: bool = True) -> None:
+def init(lazy: bool = True, mailbox: Optional[str] = None, **settings: Any) -> None:
     """Join the cluster that the environment describes; without one, be a cluster of one worker.
+
+    With a mailbox, the process is a worker of a run without a cluster.
 
     From then on, an uncaught exception ends the process at once, so that the other workers learn of
     it. A second call does nothing.
@@ -98,11 +101,17 @@ def init(lazy: bool = True) -> None:
     lazy : bool
         Ignored. In BytePS, True makes workers connect to their servers at the first tensor. Here
         they always connect at once.
+    mailbox : str, optional
+        The URL of a run: "s3://bucket/run1", "gs://...", "az://...", "file:///folder" or a folder.
+        Its workers exchange the rounds of `local_steps` there. Default: GLUON_GC_MAILBOX.
+    **settings
+        min_workers, grace, keep and worker_name; see `gluon_gc.mailbox.Run`. Workers are weighted
+        by the batch sizes of `step`.
 
     Raises
     ------
     ConfigurationError
-        A DMLC or BYTEPS variable is missing or wrong.
+        A DMLC or BYTEPS variable is missing or wrong, or there is a cluster besides the mailbox.
     ConnectionError
         The scheduler cannot be reached.
     """
@@ -113,8 +122,22 @@ def init(lazy: bool = True) -> None:
     suspended, _goes_on = _suspended, all_fit(exchange, _suspended)
     if suspended is not None:
         exchange.when_declared = lambda names: suspended.give_back(exchange, names, _goes_on)
+    _connect_mailbox(mailbox or env.get("GLUON_GC_MAILBOX"), settings)
     if _default.local_rank == 0:  # once a machine: its workers have the same variables
         warn_of_misspelt()
+
+
+def _connect_mailbox(url: Optional[str], settings: Mapping[str, Any]) -> None:
+    if not url:
+        if settings:
+            raise TypeError(f"{next(iter(settings))} is for runs with a mailbox, which is missing")
+        return
+    if _default.num_workers > 1:
+        raise env.ConfigurationError(
+            f"a mailbox is for processes without a cluster, but there is one of "
+            f"{_default.num_workers} workers: start them without bpslaunch or horovodrun"
+        )
+    connect(url, "mxnet", **settings)
 
 
 def shutdown() -> None:
@@ -125,6 +148,7 @@ def shutdown() -> None:
     """
     global _suspended
     _suspended = None
+    disconnect()
     for forget in when_shut_down:
         forget()
     exchange, error = _disconnect(), sys.exc_info()[1]
@@ -217,8 +241,9 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of workers."""
-    return default_exchange().num_workers
+    """The number of workers; with a mailbox, of those in the last round."""
+    run = current()
+    return default_exchange().num_workers if run is None else run.size
 
 
 def local_rank() -> int:

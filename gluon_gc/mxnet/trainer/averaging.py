@@ -30,7 +30,7 @@ from ...exchange.agreement import Facts
 from ...exchange.plan import Tensor
 from ...state import Arrays, Key
 from ..exchange.exchange import Exchange
-from . import optimizer_facts
+from . import optimizer_facts, reports
 from .amp import AgreedLossScaler
 from .equal_weights import WeightCheck
 from .parameters import Compressions
@@ -151,6 +151,14 @@ class Averaging(ABC):
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         self.exchange.channels.set_epoch(self.names(), epoch)
+
+    def stats_of_step(self, reset: bool) -> Dict[str, Any]:
+        """See `DistributedTrainer.compression_stats`."""
+        tensors = {
+            f"{kind} of {self._params[i].name}" if kind else self._params[i].name: tensor
+            for (i, kind), tensor in self.tensors.items()
+        }
+        return reports.stats_of_step(self.exchange, tensors, reset)
 
     def names(self, indices: Optional[Collection[int]] = None) -> Set[str]:
         """The names of the tensors of these parameters; None: of all parameters."""

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Hashable, Iterable, Iterator, List, Mapping, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Collection,
+    Dict,
+    Hashable,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Tuple,
+)
 
 from mxnet.gluon import Trainer
 
@@ -12,7 +23,9 @@ from ...exchange.plan import Tensor
 from ..engine.operators import KEPT_SPANS
 from ..exchange.channel import Channel, Metered
 from ..exchange.exchange import Exchange
-from .averaging import Averaging
+
+if TYPE_CHECKING:
+    from .averaging import Averaging
 
 _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
 

@@ -481,11 +481,7 @@ class DistributedTrainer(Trainer):
         reset : bool
             Whether the next call averages over later steps only.
         """
-        tensors = {
-            f"{kind} of {self._params[i].name}" if kind else self._params[i].name: tensor
-            for (i, kind), tensor in self._averaging.tensors.items()
-        }
-        return reports.stats_of_step(self._averaging.exchange, tensors, reset)
+        return self._averaging.stats_of_step(reset)
 
     # gluon.Trainer calls these
 

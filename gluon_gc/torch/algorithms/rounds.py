@@ -9,6 +9,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from ...algorithms.base import Arrays, Round, Shapes
@@ -55,6 +56,12 @@ def is_frozen(parameter: torch.nn.Parameter) -> bool:
     return not parameter.requires_grad and parameter.grad is None
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this worker's part of a tensor, in the same memory, with at least one dimension."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return torch.atleast_1d(local)
+
+
 class Rounds:
     """Averages vectors for an algorithm: PyTorch's front end of `algorithms.driver.Driver`."""
 
@@ -80,11 +87,11 @@ class Rounds:
     def parameters(self) -> Tensors:
         """Return the parameters, in the model's memory. Algorithms index arrays, also scalars."""
         parameters = self._parameters.items()
-        return {name: torch.atleast_1d(parameter.detach()) for name, parameter in parameters}
+        return {name: _local(parameter.detach()) for name, parameter in parameters}
 
     def gradients(self) -> Tensors:
         parameters = self._parameters.items()
-        return {name: torch.atleast_1d(p.grad) for name, p in parameters if p.grad is not None}
+        return {name: _local(p.grad) for name, p in parameters if p.grad is not None}
 
     def declare(self, kind: str, shapes: Shapes, compressed: bool) -> None:
         """Prepare to average vectors of these shapes. All workers call this."""

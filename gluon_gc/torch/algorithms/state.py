@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, U
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ... import mailbox
@@ -80,9 +81,16 @@ class AlgorithmState:
         run = mailbox.current()
         if run is None:
             return Driver(self.algorithm, self.rounds)
+        if self._is_sharded:
+            run = run.of_shard(self.rounds.exchange.rank, self.rounds.exchange.workers)
         driver = MailboxDriver(self._given, self.rounds, run, self._requested)
         driver.begin()
         return driver
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether the parameters are shards, as of fully_shard."""
+        return any(isinstance(parameter, DTensor) for parameter in self.parameters.values())
 
     @property
     def _of_rounds(self) -> Union[Rounds, MailboxDriver]:
@@ -188,7 +196,7 @@ class AlgorithmState:
     def _agree(self, about: Facts) -> None:
         """Raise a RuntimeError on all workers unless they can begin together."""
         facts = [*about, *facts_of(self.optimizer, None)]
-        if not self.steps:
+        if not (self.steps or self._is_sharded):
             parameters = self.rounds.parameters().items()
             arrays = ((name, tensor.cpu().numpy()) for name, tensor in parameters)
             facts += first_values(self.algorithm, arrays)

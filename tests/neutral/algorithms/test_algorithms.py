@@ -1,11 +1,13 @@
 """Algorithms without a framework: on NumPy arrays, with threads as workers."""
 
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from gluon_gc import algorithms
+from gluon_gc.algorithms.base import Step
 from gluon_gc.algorithms.driver import Driver
 from tests.algorithm_replay import LocalStepsReplay
 
@@ -145,6 +147,53 @@ def test_training_goes_on_while_an_overlapped_round_is_under_way():
         np.testing.assert_array_equal(after[0].values[name], after[1].values[name])
 
 
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_with_a_time_each_fragment_has_one_turn_in_each_interval(fragments):
+    local_steps = algorithms.parse({"name": "local_steps", "every": "2 s", "fragments": fragments})
+    worker = Worker(0, 1)
+    state, turns = local_steps.begin(worker.values), []
+    times = np.cumsum([0.0, *np.random.default_rng(3).uniform(0.1, 0.6, 60)])
+    worker.draw(0)
+    for number, seconds in enumerate(zip(times, times[1:]), 1):
+        at = Step(number, worker.values, worker.grads, worker.update, NumPy(), seconds=seconds)
+        rounds = local_steps.step(at, state)
+        with suppress(StopIteration):
+            turns.append((next(rounds).kind, seconds[1] // 2))
+            rounds.send({})
+    kinds = list(local_steps.rounds(SHAPES))
+    intervals = int(times[-1] // 2)
+    assert len(kinds) == fragments
+    for shift, kind in enumerate(kinds, 1):  # the last fragment's turn is when an interval ends
+        first = int(shift == fragments)
+        expected = list(range(first, intervals))
+        assert [interval for of, interval in turns if of == kind][: len(expected)] == expected
+
+
+def test_a_time_needs_a_mailbox():
+    with pytest.raises(ValueError, match=r"algorithm\['every'\] must be a number of steps without"):
+        Driver(algorithms.parse({"name": "local_steps", "every": "60 s"}), Worker(0, 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": False}, {"fragments": 2}], ids=str)
+def test_a_missed_round_moves_the_anchor_as_on_others_and_keeps_own_changes(options):
+    local_steps = algorithms.parse({"name": "local_steps", "every": 4, **options})
+    absent, present = Worker(0, 2), Worker(1, 2)
+    absent.draw(1)
+    absent.update()
+    before = {name: x.copy() for name, x in absent.values.items()}
+    states = [local_steps.begin(Worker(0, 1).values) for _ in range(2)]
+    mean = {name: np.float32(0.1) * x for name, x in before.items()}
+    for _ in range(2):
+        local_steps.missed(mean, absent.values, states[0])
+        at = Step(1, present.values, {}, lambda: None, NumPy(), {"difference": lambda: mean})
+        list(local_steps.step(at, states[1]))
+    for name in SHAPES:
+        for kind in local_steps.shared:
+            np.testing.assert_array_equal(states[0][kind][name], states[1][kind][name])
+        moved = states[0]["anchor"][name] - Worker(0, 1).values[name]
+        np.testing.assert_allclose(absent.values[name] - before[name], moved, atol=1e-6)
+
+
 def test_one_step_without_outer_momentum_averages_gradients():
     them, _ = trained({"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}, 2, 6)
     plain = Worker(0, 2)
@@ -230,7 +279,12 @@ def test_a_checkpoint_has_the_averages_that_are_still_to_arrive_and_says_when():
         ({"every": 3}, KeyError, "algorithm['name'] is missing"),
         ({"name": "local_steps", "evry": 3}, ValueError, "no option 'evry'; did you mean 'every'?"),
         ({"name": "local_steps", "every": 0}, ValueError, "algorithm['every'] must be a whole"),
-        ({"name": "local_steps", "every": "3"}, TypeError, "got '3' (str)"),
+        ({"name": "local_steps", "every": "3"}, ValueError, "or a time such as '60 s', got '3'"),
+        (
+            {"name": "local_steps", "every": "0 s"},
+            ValueError,
+            "or a time such as '60 s', got '0 s'",
+        ),
         ({"name": "local_steps", "outer_momentum": 1}, ValueError, "from 0 to below 1, got 1"),
         (
             {"name": "local_steps", "every": 2, "overlap": 2},
