@@ -56,7 +56,7 @@ def _show(options: argparse.Namespace) -> None:
     run = History(store)
     run.read()
     lines = json_lines if options.json else text_lines
-    _print(lines(history.run_row(store.url, run.job), run.rounds))
+    _print(lines(history.run_row(store.url, run.jobs), run.rounds))
     if options.plot and run.rounds:
         draw(store.url, run.rounds, options.plot)
     if options.watch:

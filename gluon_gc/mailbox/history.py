@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, DefaultDict, Dict, List, Optional, Set
+from typing import Any, DefaultDict, Dict, Iterator, List, Optional, Sequence, Set
 
 from . import objects
 from .run import FORMAT
@@ -104,10 +105,10 @@ class History:
 
     Attributes
     ----------
-    job : dict
-        The header of the run's job.
+    jobs : list of dict
+        The header of the run's job, or of those of its shards.
     rounds : dict of Rounds
-        The rounds of each kind, as of the last `read`.
+        The rounds of each kind, as of the last `read`. A shard's kinds begin with its folder.
 
     Raises
     ------
@@ -120,25 +121,33 @@ class History:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.rounds: DefaultDict[str, Rounds] = defaultdict(Rounds)
-        job = store.get(objects.JOB)
-        if job is None:
+        found = [(name, store.get(name)) for name in self._job_names()]
+        self.jobs = [objects.unpack(name, data).header for name, data in found if data is not None]
+        if not self.jobs:
             raise ValueError(f"no run at {store.url}")
-        self.job = objects.unpack(objects.JOB, job).header
-        if self.job["format"] != FORMAT:
-            raise ValueError(
-                f"the run at {store.url} has format {self.job['format']}, of gluon_gc "
-                f"{self.job['version']}, but this version reads format {FORMAT}"
-            )
+        for job in self.jobs:
+            if job["format"] != FORMAT:
+                raise ValueError(
+                    f"the run at {store.url} has format {job['format']}, of gluon_gc "
+                    f"{job['version']}, but this version reads format {FORMAT}"
+                )
+
+    def _job_names(self) -> Iterator[str]:
+        yield objects.JOB
+        for folder in self._store.folders(""):
+            if folder.startswith("shard-"):
+                yield f"{folder}/{objects.JOB}"
 
     def read(self) -> None:
         """Read the objects that are new in the store."""
         for entry in self._store.list(""):
-            kind, _, inner = entry.name.partition("/")
-            folder, *parts = inner.split("/")
-            if folder == "rounds":
-                self._read_of_round(self.rounds[kind], int(parts[0]), entry)
-            elif folder == "states":
-                self._read_state(self.rounds[kind], int(parts[0]), entry.name)
+            match = re.match(r"(.+)/(rounds|states)/(\d+)", entry.name)
+            if match:
+                rounds, number = self.rounds[match[1]], int(match[3])
+                if match[2] == "states":
+                    self._read_state(rounds, number, entry.name)
+                else:
+                    self._read_of_round(rounds, number, entry)
 
     def _read_of_round(self, rounds: Rounds, number: int, entry: Entry) -> None:
         last_part = objects.last_part(entry.name)
@@ -156,11 +165,11 @@ class History:
             rounds.saved, rounds.counted = number, header["counted"]
 
 
-def run_row(url: str, job: Header) -> Header:
-    """The settings of a run."""
+def run_row(url: str, jobs: Sequence[Header]) -> Header:
+    """The settings of a run, from its job or from those of its shards."""
     framework, algorithm, parameters, arrays = "", {}, 0, 0
     compressors: Counter[str] = Counter()
-    for subject, texts in job["facts"]:
+    for subject, texts in (fact for job in jobs for fact in job["facts"]):
         # A value that is not JSON was too long, and is given by its checksum.
         fact = {key: text if text[:1] == "(" else json.loads(text) for key, text in texts.items()}
         if subject == "the algorithm":
@@ -173,7 +182,7 @@ def run_row(url: str, job: Header) -> Header:
             compressors[" ".join([fact.get("compressor", "none"), *options])] += 1
     return {
         "url": url,
-        "version": job["version"],
+        "version": jobs[0]["version"],
         "framework": framework,
         "parameters": parameters,
         "arrays": arrays,

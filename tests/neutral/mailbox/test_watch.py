@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from datetime import datetime, timezone
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,14 +100,14 @@ def text_of(run, at=0):
     """Return the text of a run, `at` seconds after its begin."""
     found = read(run)
     now = datetime.fromtimestamp(BEGIN + at, timezone.utc)
-    return "\n".join(text_lines(history.run_row(run.store.url, found.job), found.rounds, now))
+    return "\n".join(text_lines(history.run_row(run.store.url, found.jobs), found.rounds, now))
 
 
 # Rows
 
 
 def test_the_row_of_a_run_has_its_settings(run):
-    row = history.run_row(run.store.url, read(run).job)
+    row = history.run_row(run.store.url, read(run).jobs)
     assert row == {
         "url": run.folder.as_uri(),
         "version": "1.2.3",
@@ -272,7 +273,7 @@ def test_real_workers_are_read_while_they_clean_up(tmp_path):
     rows = history.worker_rows(KIND, rounds)
     assert [row.worker.split("-")[0] for row in rows] == ["first", "second"]
     assert [(row.share, row.steps, row.steps_per_second) for row in rows] == [(0.5, 150, 5.0)] * 2
-    compressors = history.run_row(url, reader.job)["compressors"]
+    compressors = history.run_row(url, reader.jobs)["compressors"]
     assert sorted(compressors.values()) == [1, 1] and "none" in compressors
 
 
@@ -304,10 +305,19 @@ def test_each_kind_of_round_has_its_tables(tmp_path):
     assert "Round 1 is open" in text[first:second] and "Round 2 is open" in text[second:]
 
 
+def test_a_run_of_shards_is_shown_as_one(tmp_path):
+    shards = [MadeRun(tmp_path / "run" / f"shard-{number}-of-2") for number in range(2)]
+    shards[1].result(1, 10, entry("a"))
+    text = text_of(SimpleNamespace(store=Store(str(tmp_path / "run"))))
+    assert "parameters  32 in 4 arrays" in text
+    first, second = (text.index(f"Rounds of shard-{number}-of-2/{KIND}") for number in range(2))
+    assert "Round 1 is open" in text[first:second] and "Round 2 is open" in text[second:]
+
+
 def test_each_line_is_a_json_object_without_nan(run):
     run.result(1, 10, entry("a", loss=float("nan")))
     found = read(run)
-    lines = list(json_lines(history.run_row(run.store.url, found.job), found.rounds))
+    lines = list(json_lines(history.run_row(run.store.url, found.jobs), found.rounds))
     strict = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     assert [each["about"] for each in strict] == ["run", "round", "worker", "open"]
     assert strict[1]["counted"][0]["loss"] is None
