@@ -22,7 +22,7 @@ from gluon_gc.mailbox.history import History, WorkerRow
 from gluon_gc.mailbox.packing import Packing
 from gluon_gc.mailbox.participant import Contribution
 from gluon_gc.mailbox.run import Run
-from gluon_gc.mailbox.store import Store
+from gluon_gc.mailbox.store import Store, StoreError
 from tests.processes import clean_environ, free_port, heed_interrupts
 
 KIND = "difference"
@@ -446,6 +446,26 @@ def test_watch_prints_each_new_round_once_until_ctrl_c(run):
         (third,) = watcher.until("joined c")
         assert (second.split()[0], third.split()[0]) == ("2", "3")
         assert watcher.interrupt() == (0, "", "")
+
+
+def test_watch_goes_on_after_the_store_has_failed(run, monkeypatch, capsys):
+    run.result(1, 10, entry("a"))
+    answers = iter([None, StoreError("it is away"), StoreError("it is away"), None])
+    read_store = History.read
+
+    def fail_or_read(found):
+        answer = next(answers, KeyboardInterrupt())
+        if answer:
+            raise answer
+        read_store(found)
+        run.result(2, 20, entry("new"))
+
+    monkeypatch.setattr(History, "read", fail_or_read)
+    monkeypatch.setattr("gluon_gc.mailbox.__main__._POLL", 0)
+    assert main([str(run.folder), "--watch"]) == 0
+    output, errors = capsys.readouterr()
+    assert output.endswith("joined new; without a\n")
+    assert errors == "it is away. It is tried again\n"
 
 
 def test_watch_follows_all_kinds_as_json_and_draws_them(tmp_path):
