@@ -48,13 +48,15 @@ class Store:
     Parameters
     ----------
     url : str
-        file:///folder or a path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix. A
-        missing folder is created. obstore reads the credentials of a bucket, and the address of a
-        server that is like S3, from AWS_*, GOOGLE_* or AZURE_* variables. If AWS_ACCESS_KEY_ID is
-        not set and boto3 is installed, boto3 finds the credentials.
+        file:///folder or a path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
+        obstore reads the credentials of a bucket, and the address of a server that is like S3, from
+        AWS_*, GOOGLE_* or AZURE_* variables. If AWS_ACCESS_KEY_ID is not set and boto3 is
+        installed, boto3 finds the credentials.
     timeout : float
         Seconds until a request without an answer has failed, including its retries. An upload gets
         more time: at least 1 s for each 125 kB. A folder has no time-out.
+    creates : bool
+        Whether a missing folder is created. If not, it is a StoreError.
 
     Attributes
     ----------
@@ -71,12 +73,14 @@ class Store:
 
     url: str
 
-    def __init__(self, url: str, timeout: float = 30.0) -> None:
+    def __init__(self, url: str, timeout: float = 30.0, creates: bool = True) -> None:
         if obstore is None:
             message = f"mailbox needs obstore: pip install 'gluon_gc[mailbox]' ({_missing})"
             raise ImportError(message) from _missing
         self.url, self._folder = _parsed(url)
         self._timeout = timeout
+        if self._folder and not creates and not os.path.isdir(self._folder):
+            raise StoreError(f"{self.url}: the folder does not exist")
         self._clients: Dict[float, Any] = {}
         self._credentials = _boto3_credentials() if self.url.startswith("s3:") else None
         try:
@@ -119,11 +123,12 @@ class Store:
                 return False
         return True
 
-    def get(self, name: str) -> Optional[bytes]:
-        """Read an object. Return None if it does not exist."""
+    def get(self, name: str, most: Optional[int] = None) -> Optional[bytes]:
+        """Read an object, or only its first `most` bytes. Return None if it does not exist."""
+        options = {} if most is None else {"range": (0, most)}
         with self._errors("get", name):
             try:
-                return obstore.get(self._client(), name).bytes().to_bytes()
+                return obstore.get(self._client(), name, options=options).bytes().to_bytes()
             except FileNotFoundError:
                 return None
 
