@@ -225,8 +225,11 @@ class MailboxDriver(Driver):
     def saved_state(self) -> Dict[str, Dict[str, Any]]:
         raise RuntimeError(_IN_STORE)
 
-    def go_on(self, steps: int, state: Dict[str, Dict[str, Any]]) -> None:
+    def require_loadable(self) -> None:
         raise RuntimeError(_IN_STORE)
+
+    def go_on(self, steps: int, state: Dict[str, Dict[str, Any]]) -> None:
+        self.require_loadable()
 
 
 class _Lane:
