@@ -269,6 +269,7 @@ def _facts(
                 "name": name,
                 "shape": list(shape),
                 "dtype": dtypes[name],
+                "compressor": None,  # an error names it before its options
                 **params[name].identity(),
             },
         )
