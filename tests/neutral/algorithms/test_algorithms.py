@@ -230,7 +230,7 @@ def test_a_checkpoint_has_the_averages_that_are_still_to_arrive_and_says_when():
         ({"every": 3}, KeyError, "algorithm['name'] is missing"),
         ({"name": "local_steps", "evry": 3}, ValueError, "no option 'evry'; did you mean 'every'?"),
         ({"name": "local_steps", "every": 0}, ValueError, "algorithm['every'] must be a whole"),
-        ({"name": "local_steps", "every": "3"}, TypeError, "got '3' (str)"),
+        ({"name": "local_steps", "every": "3"}, ValueError, "a time such as '60 s', got '3'"),
         ({"name": "local_steps", "outer_momentum": 1}, ValueError, "from 0 to below 1, got 1"),
         (
             {"name": "local_steps", "every": 2, "overlap": 2},
