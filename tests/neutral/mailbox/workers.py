@@ -28,11 +28,14 @@ class FaultyStore(Store):
         Whether every operation raises StoreError.
     alter : callable
         Gets an operation ("put" or "get"), a name and data. It returns the data to use instead.
+    created : callable
+        Gets the name of an object that this store has created.
     """
 
     def __init__(self, url):
         super().__init__(url)
         self.is_down, self.alter = False, lambda operation, name, data: data
+        self.created = lambda name: None
         self.calls = []  # operations and names
         self._traps, self._lock = [], threading.Lock()
 
@@ -44,13 +47,15 @@ class FaultyStore(Store):
         self._traps.clear()
 
     def put(self, name, data, create=False):
-        return self._do(
-            "put",
-            name,
-            lambda: super(FaultyStore, self).put(
-                name, self.alter("put", name, bytes(data)), create
-            ),
-        )
+        data = self.alter("put", name, bytes(data))
+
+        def put():
+            is_new = super(FaultyStore, self).put(name, data, create)
+            if create and is_new:
+                self.created(name)
+            return is_new
+
+        return self._do("put", name, put)
 
     def get(self, name):
         data = self._do("get", name, lambda: super(FaultyStore, self).get(name))
