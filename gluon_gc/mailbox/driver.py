@@ -126,6 +126,12 @@ class MailboxDriver(Driver):
         self.samples += self.samples_per_step
         super().step(update, adam)
 
+    def now(self) -> float:
+        if self.algorithm.in_lockstep:
+            return super().now()
+        # The workers of a site begin a round in the same step.
+        return self._mailbox.share(time.monotonic)
+
     def start(self, request: Round) -> Callable[[], OfFramework]:
         if not is_declared(request, self._rounds):
             raise undeclared(request, self.steps)
@@ -148,7 +154,7 @@ class MailboxDriver(Driver):
         `contributes`: whether the first worker of the site has contributed what was requested. An
         earlier attempt lacks the steps since then, so it must not be the answer.
         """
-        began, lane = time.monotonic(), self._lanes.get(kind)
+        began, lane = self.now(), self._lanes.get(kind)
 
         def awaited() -> Optional[Outcome]:
             if not contributes:
@@ -156,7 +162,7 @@ class MailboxDriver(Driver):
             return lane.awaited(self._mailbox.grace, self._mailbox.hindered_seconds)
 
         outcome = self._mailbox.share(awaited)
-        self._zero += time.monotonic() - began
+        self._zero += self.now() - began
         return self._apply(kind, outcome, answers=True)
 
     def _apply(self, kind: str, outcome: Optional[Outcome], answers: bool) -> OfFramework:
