@@ -176,7 +176,7 @@ class Driver:
             self._warn_of_untrained(adam, own[0])
         due = [key for key in self._under_way if key[1] == self.steps]
         arrived = {kind: self._under_way.pop((kind, step)) for kind, step in due}
-        now = time.monotonic()
+        now = self.now()
         self._zero = now if self._zero is None else self._zero
         seconds, self._clock = (self._clock, now - self._zero), now - self._zero
         at = Step(self.steps, *own, update, front_end.framework, arrived, adam, seconds)
@@ -187,6 +187,10 @@ class Driver:
             if self.algorithm.averages_gradients and (adam is None or adam.steps == counted):
                 self.steps -= 1
             raise
+
+    def now(self) -> float:
+        """The time in seconds, from which `Step.seconds` is computed."""
+        return time.monotonic()
 
     def _run(self, rounds: Rounds) -> None:
         answer = None

@@ -129,35 +129,43 @@ class MailboxDriver(Driver):
         super().step(update, adam)
         self.has_moved = False
 
+    def now(self) -> float:
+        if self.algorithm.in_lockstep:
+            return super().now()
+        # The workers of a site begin a round in the same step.
+        return self._mailbox.share(time.monotonic)
+
     def start(self, request: Round) -> Callable[[], OfFramework]:
         if not is_declared(request, self._rounds):
             raise undeclared(request, self.steps)
         kind, lane = request.kind, self._lanes.get(request.kind)
         # An attempt that could not go on in time has ended since then.
-        self._apply(kind, self._mailbox.share(lambda: lane.finished()), answers=False)
+        earlier = self._mailbox.share(lambda: lane.finished())
+        self._apply(kind, earlier, answers=False)
         self.counts[kind] += 1
-        begins = lane is not None and lane.is_idle
-        if begins:
+        has_restarted = earlier is not None and bool(earlier.nonfinite)
+        contributes = lane is not None and lane.is_idle and not has_restarted
+        if contributes:
             differences = {n: self._numpy(vector) for n, vector in request.vectors.items()}
             state = self._state_of(kind) if lane.participant.saves else None
             lane.contribute(differences, self.samples, self._about(), state)
-        return partial(self._answer_of, kind, begins)
+        return partial(self._answer_of, kind, contributes)
 
-    def _answer_of(self, kind: str, begins: bool) -> OfFramework:
+    def _answer_of(self, kind: str, contributes: bool) -> OfFramework:
         """Wait for the round that this worker takes part in. {} if it cannot go on now.
 
-        `begins`: whether it has the differences of the algorithm's last request.
+        `contributes`: whether the first worker of the site has contributed what was requested. An
+        earlier attempt lacks the steps since then, so it must not be the answer.
         """
-        began, lane = time.monotonic(), self._lanes.get(kind)
+        began, lane = self.now(), self._lanes.get(kind)
 
-        def wait_for_outcome() -> Optional[Outcome]:
-            outcome = lane.awaited(self._mailbox.grace, self._mailbox.hindered_seconds)
-            if outcome is not None and not begins:  # the parameters have more than what was sent
-                outcome.arrived = False
-            return outcome
+        def awaited() -> Optional[Outcome]:
+            if not contributes:
+                return None
+            return lane.awaited(self._mailbox.grace, self._mailbox.hindered_seconds)
 
-        outcome = self._mailbox.share(wait_for_outcome)
-        self._zero += time.monotonic() - began
+        outcome = self._mailbox.share(awaited)
+        self._zero += self.now() - began
         return self._apply(kind, outcome, answers=True)
 
     def _apply(self, kind: str, outcome: Optional[Outcome], answers: bool) -> OfFramework:
@@ -173,7 +181,7 @@ class MailboxDriver(Driver):
                     self.state[shared][name] = self._like(values, parameters[name])
                 parameters[name][:] = parameters[name] + (self.state["anchor"][name] - before)
         *missed, last = [None, *map(partial(self._of_framework, parameters), outcome.means)]
-        if last and not (answers and outcome.arrived):
+        if last and (outcome.nonfinite or not (answers and outcome.arrived)):
             missed, last = [*missed, last], None
         for averages in missed:
             if averages:
@@ -181,7 +189,7 @@ class MailboxDriver(Driver):
         lane = self._lanes.get(kind)
         if lane is not None:
             lane.settle(outcome, restarted=bool(last))
-        if outcome.nonfinite and not last:
+        if outcome.nonfinite:
             for name in self._rounds[kind]:
                 parameters[name][:] = self.state["anchor"][name]
         return last or {}
@@ -311,7 +319,7 @@ class _Lane:
                 }
             return
         self.participant.packing.take_back()
-        if restarted and not outcome.nonfinite:
+        if restarted:
             self.carried = sent
 
     def leave(self, differences: Arrays, samples: float, about: Dict[str, Any]) -> None:

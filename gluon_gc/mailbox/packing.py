@@ -128,6 +128,7 @@ class Packing:
             share = weight / total
             for piece, values in self.unpack(lengths, body):
                 part = sums[piece.tensor][piece.begin : piece.end]
+                values = values.astype(part.dtype, copy=False)  # float16 would round each product
                 if number:
                     part += share * values
                 else:
@@ -148,10 +149,10 @@ def _decoded(chunk: _Chunk, payload: np.ndarray) -> np.ndarray:
             raise ValueError(f"parameter {chunk.piece.tensor} has another size")
         return payload.view(chunk.dtype)
     codec = chunk.coder.codec
-    if len(payload) > codec.payload_bytes:
-        raise ValueError(f"the payload of parameter {chunk.piece.tensor} is too long")
-    row = np.zeros(codec.payload_bytes, np.uint8)
+    row = np.zeros(max(codec.payload_bytes, len(payload)), np.uint8)
     row[: len(payload)] = payload
+    if codec.used(row) != len(payload):
+        raise ValueError(f"the payload of parameter {chunk.piece.tensor} has another size")
     return codec.decompress(row)[0]
 
 

@@ -11,14 +11,17 @@ A round takes these steps, for each worker:
 A round is complete when it has the payloads of all workers that put one into the round before, or
 when `min_workers` have been there for `grace` seconds. It is never complete without `min_workers`.
 
-Everything here runs on one thread, and retries until the store answers.
+One thread does all this. It retries until the store answers.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -115,7 +118,6 @@ class Participant:
         self._saved = 0  # the last round with a saved state that this worker knows of
         self._saves: Optional[int] = None  # the round whose state this worker must save
         self._got: Dict[str, bytes] = {}  # payloads of the open round, by checksum
-        self._readers = ThreadPoolExecutor(_READERS, f"gluon_gc get {kind}")
 
     def shares(self) -> Iterator[Tuple[str, float]]:
         return self.packing.shares()
@@ -140,6 +142,9 @@ class Participant:
 
     def leave(self, contribution: Contribution) -> None:
         """Put a last contribution into the open round."""
+        newest = self._newest_state()
+        if newest is not None:
+            self.round = max(self.round, newest + 1)  # earlier rounds may be removed
         while self._store.get(objects.result_name(self.kind, self.round)) is not None:
             self.round += 1
         self._put(contribution, leaves=True)
@@ -236,10 +241,11 @@ class Participant:
                 result = self._read_result(self.round)
                 if result is not None:
                     return result
-                if settings.worker not in present:
+                is_enough = len(present) >= settings.min_workers
+                if settings.worker not in present or not is_enough:
                     self._require_not_removed()
                 now = time.monotonic()
-                if len(present) >= settings.min_workers:
+                if is_enough:
                     self._store.note_progress()
                     enough_since = now if enough_since is None else enough_since
                     graced = now - enough_since >= settings.grace
@@ -264,7 +270,8 @@ class Participant:
     def _decide(self, workers: Set[str]) -> Optional[Header]:
         """Write the result of the open round, or read that of who was faster.
 
-        None if it has been removed.
+        None if it has been removed. `_Removed` if the round is: a result of it was removed, too, so
+        the store would take another one.
         """
         logger.debug("%s: round %d is complete", self.kind, self.round)
         counted, excluded = [], {}
@@ -281,12 +288,16 @@ class Participant:
             "excluded": excluded,
         }
         name = objects.result_name(self.kind, self.round)
+        self._require_not_removed()
         if not self._store.put(name, objects.pack(header), create=True):
             header = self._read_result(self.round)
             if header is None or header["decider"] != self.settings.worker:
                 return header  # else the store's first answer was lost
         logger.debug("%s: the result of round %d is written", self.kind, self.round)
         newest = self._newest_state()
+        if newest is not None and newest >= self.round:  # removed while this worker slept
+            self._store.delete([name])  # even if it is the first result, the state replaces it
+            raise _Removed
         self._saved = self._saved if newest is None else max(self._saved, newest)
         if self.round - self._saved >= self.settings.keep:
             self._saves = self.round
@@ -341,9 +352,30 @@ class Participant:
 
     def _get_all(self, number: int, workers: Sequence[str]) -> List[Optional[bytes]]:
         names = [objects.payload_name(self.kind, number, worker) for worker in workers]
-        found = list(self._readers.map(self._store.get, names))
+        found = self._read_all(names)
         self.meter.pulled_bytes += sum(len(data) for data in found if data is not None)
         return found
+
+    def _read_all(self, names: Sequence[str]) -> List[Optional[bytes]]:
+        """Read objects in several threads, for which Python does not wait at its end."""
+        reads: List[Future[Optional[bytes]]] = [Future() for _ in names]
+        open_reads: SimpleQueue[Tuple[str, Future[Optional[bytes]]]] = SimpleQueue()
+        for read in zip(names, reads):
+            open_reads.put(read)
+
+        def read_some() -> None:
+            with suppress(Empty):
+                while True:
+                    name, read = open_reads.get_nowait()
+                    try:
+                        read.set_result(self._store.get(name))
+                    except BaseException as error:
+                        read.set_exception(error)
+
+        for _ in range(min(_READERS, len(names)) - 1):
+            threading.Thread(target=read_some, name=f"get {self.kind}", daemon=True).start()
+        read_some()
+        return [read.result() for read in reads]
 
     def _workers_with_payloads(self, number: int) -> Set[str]:
         entries = self._store.list(objects.payloads_folder(self.kind, number))
@@ -381,6 +413,7 @@ class Participant:
             state.setdefault(kind, {})[parameter] = np.frombuffer(body[:length], dtype).copy()
             body = body[length:]
         self._counted, self._saved, self.round = dict(header["counted"]), number, number + 1
+        self._saves = None
         self._got.clear()
         return state
 
@@ -407,7 +440,7 @@ class Participant:
             "arrays": [[kind, name, array.dtype.name, array.size] for kind, name, array in arrays],
             "counted": self._counted,
         }
-        data = objects.pack(header, *(array.data.cast("B") for _, _, array in arrays))
+        data = objects.pack(header, *(array.view(np.uint8).data for _, _, array in arrays))
         self._store.put(objects.state_name(self.kind, number), data, create=True)
         self._saved = max(self._saved, number)
         logger.debug("%s: the state after round %d is saved", self.kind, number)

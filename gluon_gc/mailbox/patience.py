@@ -88,9 +88,11 @@ class PatientStore:
 
     def _note_failure(self, error: StoreError) -> None:
         with self._lock:
+            now = time.monotonic()
+            # Another kind of round may have noted progress since the store began to fail.
+            self._hindered_since = self._hindered_since or now
             if self._failing_since is None:
-                self._failing_since = time.monotonic()
-                self._hindered_since = self._hindered_since or self._failing_since
+                self._failing_since = now
                 at = time.strftime("%H:%M:%S")
                 logger.warning("%s. Training goes on locally, since %s", error, at)
 

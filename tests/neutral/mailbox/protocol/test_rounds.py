@@ -1,0 +1,447 @@
+"""Rounds of several workers, in threads."""
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import wait
+from functools import partial
+
+import numpy as np
+import pytest
+
+from gluon_gc.mailbox import objects
+from gluon_gc.mailbox.objects import DamagedError
+from gluon_gc.mailbox.store import Store
+
+from .workers import (
+    SHAPES,
+    TIMEOUT,
+    Member,
+    Replay,
+    assert_equal,
+    counted,
+    in_threads,
+    read,
+    results,
+)
+
+SHORT, LONG = 0.1, 1000.0  # seconds of grace
+NEVER_REMOVED = 1000  # rounds between saved states
+
+
+def observed(member, steps):
+    """Train, and return the shared state of each fragment after each of its rounds."""
+    seen = {kind: [] for kind in member.driver.kinds}
+    for _ in range(steps):
+        member.train()
+        state = member.shared()
+        for kind, names in member.driver._rounds.items():
+            own = {of: {name: arrays[name] for name in names} for of, arrays in state.items()}
+            seen[kind].append(own)
+    return seen
+
+
+def is_same(one, other):
+    return all(
+        np.array_equal(array, other[of][name])
+        for of, arrays in one.items()
+        for name, array in arrays.items()
+    )
+
+
+def assert_follows(seen, replay, least):
+    """Assert that the states of a worker are those of the replay, in its order."""
+    for kind, states in seen.items():
+        position = 0
+        for state in states:
+            while not is_same(state, replay.states[kind][position]):
+                position += 1
+                assert position < len(replay.states[kind]), f"{kind}: no round has this state"
+        assert position >= least
+
+
+def require_in_step(members):
+    """Let the first round wait for all members, too, by putting a payload of each into round 0."""
+    for member in members:
+        for kind in member.driver.kinds:
+            member.store.put(objects.payload_name(kind, 0, member.name), b"")
+
+
+@pytest.mark.parametrize("mix", [0, 0.5])
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_all_workers_have_the_anchors_of_the_replay_after_each_round(url, fragments, overlap, mix):
+    options = {"every": 3, "fragments": fragments, "overlap": overlap, "mix": mix}
+    params = {"compressor": "topk", "k": 0.3, "ef": "vanilla"}
+    settings = {"keep": NEVER_REMOVED, "grace": LONG}
+    members = [
+        Member(url, rank, options, params, samples_per_step=weight, **settings).join()
+        for rank, weight in enumerate((1, 2, 0.7))
+    ]
+    require_in_step(members)
+    seen = in_threads(*(partial(observed, member, 14) for member in members))
+    replay = Replay(url, params)
+    for states in seen:
+        assert_follows(states, replay, least=4)
+    for kind in members[0].driver.kinds:
+        for result in results(url, kind).values():
+            assert counted(result) == [member.name for member in members]
+            weights = [entry["weight"] for entry in result["counted"]]
+            np.testing.assert_allclose(np.divide(weights, weights[0]), [1, 2, 0.7])
+    assert members[0].driver.counts[kind] == 4 and members[0].run.size == 3
+
+
+def test_workers_may_count_in_seconds_and_begin_rounds_after_other_numbers_of_steps(url):
+    options = {"every": "0.2 s", "fragments": 3}
+    members = [
+        Member(url, rank, options, keep=NEVER_REMOVED, grace=SHORT).join() for rank in range(2)
+    ]
+    require_in_step(members)
+
+    def train(member, pause, seen):
+        while member.participant("difference.0").round < 4:
+            for kind, states in observed(member, 1).items():
+                seen.setdefault(kind, []).extend(states)
+            time.sleep(pause)
+        return seen
+
+    seen = in_threads(
+        *(partial(train, member, pause, {}) for member, pause in zip(members, (0.002, 0.02)))
+    )
+    replay = Replay(url)
+    for states in seen:
+        assert_follows(states, replay, least=1)
+    for kind, member in itertools.product(members[0].driver.kinds, members):
+        weights = [
+            entry["weight"]
+            for result in results(url, kind).values()
+            for entry in result["counted"]
+            if entry["worker"] == member.name
+        ]
+        assert 0 < sum(weights) <= member.driver.steps
+
+
+def test_two_deciders_at_once_write_one_result_and_one_state(url):
+    members = [Member(url, rank, keep=1, grace=LONG).join() for rank in range(2)]
+    require_in_step(members)
+    barrier = threading.Barrier(2)
+    for member in members:
+        member.store.trap("put", "/00000001/result$", partial(barrier.wait, TIMEOUT))
+    in_threads(*(partial(member.train, 2) for member in members))
+    puts = [call for member in members for call in member.store.calls if call[0] == "put"]
+    assert puts.count(("put", objects.result_name("difference", 1))) == 2
+    assert puts.count(("put", objects.state_name("difference", 1))) == 1
+    assert_equal(*(member.shared() for member in members))
+    assert_follows({"difference": [member.shared() for member in members]}, Replay(url), 2)
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("mix", [0, 0.5])
+def test_a_nan_excludes_its_worker_and_names_the_parameter_to_all(url, mix, overlap, logged):
+    options, params = {"every": 3, "mix": mix, "overlap": overlap}, {"compressor": "onebit"}
+    params["ef"] = "vanilla"
+    members = [
+        Member(url, rank, options, params, keep=NEVER_REMOVED, grace=LONG).join()
+        for rank in range(3)
+    ]
+    require_in_step(members)
+    in_threads(*(partial(member.train, 3 + overlap) for member in members))
+    bad = members[1]
+    residuals = bad.participant().packing.residuals()
+    bad.nan_in = "b"
+    in_threads(*(partial(member.train, 3) for member in members))
+    assert counted(results(url)[2]) == [members[0].name, members[2].name]
+    excluded = {bad.name: "parameter b has a NaN or an infinity"}
+    assert results(url)[2]["excluded"] == excluded
+    told = [record.getMessage() for record in logged.records]
+    assert told.count(f"round 2 leaves out worker {bad.name}: {excluded[bad.name]}") == 3
+    assert_equal(bad.values, bad.driver.state["anchor"])
+    assert_equal(bad.participant().packing.residuals(), residuals)
+    in_threads(*(partial(member.train, 3) for member in members))
+    assert len(counted(results(url)[3])) == 3
+    replay = Replay(url, params)
+    for member in members:
+        assert is_same(member.shared(), replay.states["difference"][3])
+        assert all(np.isfinite(x).all() for x in member.values.values())
+
+
+def test_a_round_in_which_all_have_a_nan_counts_nobody(url):
+    members = [Member(url, rank, grace=LONG).join() for rank in range(2)]
+    require_in_step(members)
+    before = members[0].shared()
+    for member in members:
+        member.nan_in = "w"
+    in_threads(*(member.train for member in members))
+    result = results(url)[1]
+    assert result["counted"] == [] and len(result["excluded"]) == 2
+    for member in members:
+        assert_equal(member.shared(), before)
+        assert_equal(member.values, before["anchor"])
+    in_threads(*(member.train for member in members))
+    assert len(counted(results(url)[2])) == 2
+
+
+def test_training_goes_on_without_enough_workers_and_a_late_one_is_in_the_round(url, logged):
+    early = Member(url, 0, min_workers=2, grace=SHORT, keep=NEVER_REMOVED).join()
+    early.train(4)
+    assert early.driver.steps == 4 and results(url) == {}
+    assert "round 1 has 1 of min_workers 2: training goes on locally" in logged.text
+    late = Member(url, 1, min_workers=2, grace=SHORT, keep=NEVER_REMOVED).join()
+    late.train()
+    assert counted(results(url)[1]) == [early.name, late.name]
+    wait([early.driver._lanes["difference"]._under_way], TIMEOUT)
+    early.train()
+    assert is_same(early.shared(), Replay(url).states["difference"][1])
+    changes, uncounted, made = early.changes(), early.uncounted(), early.made
+    first = {name: 0.1 * gradient for name, gradient in drawn(early, 1).items()}
+    for name in SHAPES:  # the first step is counted, and the others are not lost
+        np.testing.assert_allclose(
+            first[name] + changes[name] + uncounted[name], made[name], atol=1e-5
+        )
+
+
+def drawn(member, step):
+    member.draw(step)
+    return dict(member.grads)
+
+
+def test_a_payload_that_is_cut_short_is_left_out_and_named(url):
+    members = [Member(url, rank, grace=LONG).join() for rank in range(2)]
+    require_in_step(members)
+    members[1].store.alter = lambda operation, name, data: (
+        data[:-1] if operation == "put" and "payloads" in name else data
+    )
+    in_threads(*(member.train for member in members))
+    name = objects.payload_name("difference", 1, members[1].name)
+    why = f"object '{name}' is damaged: it was cut short or altered"
+    assert results(url)[1]["excluded"] == {members[1].name: why}
+    assert counted(results(url)[1]) == [members[0].name]
+    assert_equal(members[0].shared(), members[1].shared())
+    carried = members[1].driver._lanes["difference"].carried
+    for name, values in carried.items():
+        np.testing.assert_allclose(values, members[1].made[name].reshape(-1), atol=1e-6)
+
+
+def test_a_payload_that_a_listing_has_and_that_cannot_be_read_is_left_out(url):
+    members = [Member(url, rank, grace=LONG).join() for rank in range(2)]
+    require_in_step(members)
+    hidden = objects.payload_name("difference", 1, members[1].name)
+    for member in members:
+        member.store.alter = lambda operation, name, data: (
+            None if (operation, name) == ("get", hidden) else data
+        )
+    in_threads(*(member.train for member in members))
+    assert results(url)[1]["excluded"] == {members[1].name: f"object '{hidden}' is missing"}
+
+
+@pytest.mark.parametrize("what", ["result", "state", "payload", "missing payload"])
+def test_damaged_objects_that_all_must_read_are_named(url, what):
+    member = Member(url, 0, keep=NEVER_REMOVED, grace=SHORT).join().train(2)
+    name = {
+        "result": objects.result_name("difference", 2),
+        "state": objects.state_name("difference", 0),
+    }.get(what, objects.payload_name("difference", 2, member.name))
+    data = Store(url).get(name)
+    if what == "missing payload":
+        Store(url).delete([name])
+        with pytest.raises(RuntimeError, match=f"object '{name}' is missing, but the round's"):
+            Member(url, 1).join()
+        return
+    Store(url).put(name, data[:-1])
+    with pytest.raises(DamagedError, match=f"object '{name}' is damaged"):
+        Member(url, 1).join()
+    if what == "payload":  # an intact one, but not the one that was counted
+        header = {**objects.unpack(name, data).header, "weight": 2.0}
+        Store(url).put(name, objects.pack(header, objects.unpack(name, data).body))
+        with pytest.raises(DamagedError, match=f"object '{name}' is not the one that the round"):
+            Member(url, 1).join()
+
+
+def test_a_damaged_result_stops_the_workers_that_read_it(url):
+    decider, reader = (Member(url, rank, grace=SHORT).join() for rank in range(2))
+    decider.store.alter = lambda operation, name, data: (
+        data[:-1] if operation == "put" and name.endswith("/result") else data
+    )
+    decider.train()
+    for _ in range(2):
+        with pytest.raises(DamagedError, match="'difference/rounds/00000001/result' is damaged"):
+            reader.train()
+    assert_equal(reader.values, reader.driver.state["anchor"])
+
+
+@pytest.mark.parametrize(
+    "options, params, framework, said",
+    [
+        ({"outer_lr": 0.5}, {}, "numpy", "outer_lr 0.5 for the algorithm, but the run has 0.7"),
+        ({"fragments": 2}, {}, "numpy", "fragments 2"),
+        ({}, {"compressor": "onebit"}, "numpy", "for parameter w, but the run has none"),
+        ({}, {"fp16": True}, "numpy", "fp16 true for parameter w, but the run has false"),
+        ({}, {}, "mxnet", 'framework "mxnet", but the run has "numpy"'),
+    ],
+    ids=["outer_lr", "fragments", "compressor", "fp16", "framework"],
+)
+def test_a_run_is_not_continued_with_other_settings(url, options, params, framework, said):
+    Member(url, 0, {"every": 3}).join().run.close()
+    other = Member(url, 1, {"every": 3, **options}, params)
+    other.run.framework = framework
+    with pytest.raises(RuntimeError, match="this worker does not fit the run at") as raised:
+        other.join()
+    assert said in str(raised.value)
+
+
+def test_a_run_is_not_continued_with_other_chunks_and_may_be_with_another_every(url, monkeypatch):
+    first = Member(url, 0, {"every": 3}, grace=SHORT).join().train(3)
+    second = Member(url, 1, {"every": "7 s"}).join()
+    assert_equal(first.shared(), second.shared())
+    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "1024")
+    with pytest.raises(RuntimeError, match="this worker has BYTEPS_PARTITION_BYTES 1024"):
+        Member(url, 2, {"every": 3}).join()
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_no_more_than_two_states_and_their_rounds_remain(url, keep):
+    member, most = Member(url, 0, keep=keep, grace=1e-9).join(), 0
+    for step in range(1, 6 * keep + 2):
+        member.train()
+        states = [entry.name for entry in Store(url).list(objects.states_folder("difference"))]
+        rounds = Store(url).folders(objects.rounds_folder("difference"))
+        assert 1 <= len(states) <= 2 and int(rounds[-1]) == step
+        most = max(most, len(rounds))
+    assert most == 2 * keep
+    newest = (step - 1) // keep * keep
+    assert states == [objects.state_name("difference", n) for n in (newest - keep, newest)]
+
+
+@pytest.mark.parametrize(
+    "operation, name",
+    [
+        ("list", "/states/$"),
+        ("get", "/states/00000002$"),
+        ("get", "/00000003/result$"),
+        ("get", "/00000003/payloads/"),
+        ("get", "/00000004/payloads/"),
+    ],
+    ids=["states", "state", "result", "payload", "later payload"],
+)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+def test_a_worker_joins_while_rounds_are_removed(url, operation, name, after, rounds):
+    member = Member(url, 0, keep=2, grace=1e-9).join().train(4)
+    newcomer = Member(url, 1)
+    newcomer.store.trap(operation, name, partial(member.train, rounds), after)
+    newcomer.join()
+    assert member.driver.steps == 4 + rounds
+    assert_equal(newcomer.shared(), member.shared())
+    assert_equal(newcomer.values, newcomer.driver.state["anchor"])
+
+
+def test_a_worker_that_leaves_is_counted_once_more_and_not_waited_for(url):
+    stays = Member(url, 0, {"every": 2}, grace=LONG, keep=NEVER_REMOVED).join()
+    leaves = Member(url, 1, {"every": 2}, grace=LONG, keep=NEVER_REMOVED).join()
+    require_in_step([stays, leaves])
+    in_threads(*(partial(member.train, 2) for member in (stays, leaves)))
+    leaves.train()  # a step that no round has counted
+    leaves.run.close()
+    stays.train(4)  # would last for LONG
+    last = [entry["worker"] for entry in results(url)[2]["counted"] if entry["leaves"]]
+    assert last == [leaves.name] and counted(results(url)[3]) == [stays.name]
+    payload = read(url, objects.payload_name("difference", 2, leaves.name))
+    assert payload.header["weight"] == 1
+    np.testing.assert_allclose(
+        np.frombuffer(payload.body, np.float32),
+        np.concatenate([x.reshape(-1) for x in leaves.changes().values()]),
+    )
+
+
+def test_a_worker_that_leaves_after_a_long_sleep_is_counted(url):
+    member, sleeper = (Member(url, n, keep=1, grace=1e-9).join().train() for n in range(2))
+    member.train(6)
+    sleeper.run.close()
+    member.train()
+    assert sleeper.name in counted(max(results(url).items())[1])
+
+
+def test_a_worker_in_a_removed_round_does_not_wait_for_others(url):
+    """With min_workers 2, nobody else comes there any more."""
+    member = Member(url, 0, keep=1, grace=1e-9).join().train()
+    sleeper = Member(url, 1, keep=1, grace=LONG, min_workers=2).join()
+    sleeper.store.trap("put", "/payloads/", partial(member.train, 5))
+    sleeper.train()
+    assert sleeper.participant().round == 7
+    assert_equal(sleeper.shared(), member.shared())
+
+
+def test_a_run_goes_on_from_its_last_round_after_all_workers_have_ended(url):
+    before = Member(url, 0, keep=2, grace=1e-9).join().train(3).shared()
+    for life in (1, 2):
+        member = Member(url, 0, keep=2, grace=1e-9).join()
+        assert member.participant().round == 3 * life + 1
+        assert_equal(member.shared(), before)
+        before = member.train(3).shared()
+
+
+class Site:
+    """Two workers of one site, in threads."""
+
+    size = 2
+
+    def __init__(self):
+        self._barrier, self._answer = threading.Barrier(2, timeout=TIMEOUT), None
+
+    def of(self, is_first):
+        member = Site()
+        member.is_first, member._site = is_first, self
+        return member
+
+    def share(self, make):
+        site = self._site
+        if self.is_first:
+            site._answer = make()
+        site._barrier.wait()
+        answer = site._answer
+        site._barrier.wait()
+        return answer
+
+
+def test_the_workers_of_a_site_begin_timed_rounds_in_the_same_step(url):
+    site, options = Site(), {"every": "0.05 s"}
+
+    def train(is_first):
+        member = Member(url, 0, options, site=site.of(is_first), grace=1e-9)
+        for step in range(20):
+            member.train()
+            time.sleep(0.02 * (step % 2 == is_first))
+        return member
+
+    first, second = in_threads(partial(train, True), partial(train, False))
+    assert first.driver.counts == second.driver.counts and first.driver.counts["difference"] > 2
+    assert_equal(first.values, second.values)
+    assert_equal(first.shared(), second.shared())
+    weights = [entry["weight"] for r in results(url).values() for entry in r["counted"]]
+    assert sum(weights) % 2 == 0 and len(weights) > 2
+
+
+ENDING = """
+import sys
+import gluon_gc.mailbox.run
+from tests.neutral.mailbox.protocol.workers import FaultyStore, Member
+
+gluon_gc.mailbox.run.Store = FaultyStore
+worker, *others = [Member(sys.argv[1], rank, grace=0.05).join() for rank in range(4)]
+for other in others:
+    other.run.close()
+for payload in range(3):
+    worker.store.trap("get", "/payloads/", lambda: setattr(worker.store, "is_down", True))
+worker.train(3)
+print("it ends")
+"""
+
+
+def test_a_process_ends_while_its_store_does_not_answer(url):
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING, url], capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert ended.returncode == 0 and ended.stdout == "it ends\n", ended.stderr
+    assert "it is down. Training goes on locally, since" in ended.stderr
