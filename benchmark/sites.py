@@ -8,7 +8,7 @@ other, so that they have no firewall.
 Each method trains twice. In the disturbed run, one worker is killed with SIGKILL every 15 s and
 started again, and another one sleeps two thirds of each step. All other workers need --pace seconds
 for a step, because they share the processors of this machine and must not become faster when one is
-missing. The links have no delay where the kernel has no netem. It needs root, iproute2, nftables,
+missing. The links add no delay. It needs root, iproute2, nftables,
 PyTorch and moto in the environment of --torch-python, and torchft 0.2.0 in that of
 --torchft-python.
 
@@ -214,8 +214,9 @@ class Training:
             nodes = f"--nnodes {SITES} --nproc-per-node 1 --max-restarts 1000000"
             rendezvous = f"--rdzv-backend c10d --rdzv-endpoint {self._network.addresses[0]}:{PORT}"
             own = f"--local-addr {self._network.addresses[host]}"
-            job = f"-m torch.distributed.run {nodes} {rendezvous} {own}"
-            words = [*job.split(), *words]
+            job = f"-m torch.distributed.run {nodes} {rendezvous} {own} --no-python"
+            until_end = "setpriv --pdeathsig KILL"  # torchrun may be killed before its worker
+            words = [*job.split(), *until_end.split(), args.torch_python, *words]
         return self._start(host, words, f"worker{host}")
 
     def _await_workers(self) -> None:
@@ -351,8 +352,8 @@ def main() -> None:
     parser.add_argument(
         "--compression", default='{"compressor": "onebit", "scaling": true, "ef": "vanilla"}'
     )
-    parser.add_argument("--grace", type=float, default=1.0, help="of the mailbox, in seconds")
-    parser.add_argument("--keep", type=int, default=5, help="rounds between two saved models")
+    parser.add_argument("--grace", type=float, default=2.0, help="of the mailbox, in seconds")
+    parser.add_argument("--keep", type=int, default=10, help="rounds between two saved models")
     parser.add_argument("--only", type=re.compile, help="methods to run, of " + ", ".join(METHODS))
     parser.add_argument("--results", type=Path, help="a new folder for all logs")
     args = parser.parse_args()
