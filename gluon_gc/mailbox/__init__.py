@@ -12,6 +12,7 @@ import sys
 import threading
 from typing import Any, NoReturn, Optional
 
+from ..algorithms.base import Algorithm
 from .run import Run, Site
 
 __all__ = [
@@ -46,6 +47,15 @@ def connect(url: str, framework: str, **settings: Any) -> Run:
             f"joins the run at {url}"
         )
     return _current
+
+
+def require_algorithm(algorithm: Optional[Algorithm]) -> None:
+    """Raise ValueError if there is a run whose rounds an optimizer or trainer would not make."""
+    if algorithm is None and _current is not None:
+        raise ValueError(
+            "algorithm must be {'name': 'local_steps', ...} with a mailbox, got None: nothing "
+            "would be averaged with the other workers of the run"
+        )
 
 
 def require_current() -> Run:

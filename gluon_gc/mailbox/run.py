@@ -175,8 +175,15 @@ class Run:
     ) -> None:
         """Create the run, or raise RuntimeError if it has other settings than this worker.
 
+        Only one optimizer of a process can join.
+
         ValueError if the run's compressors cannot be used.
         """
+        if self._drivers:
+            raise RuntimeError(
+                f"the run at {self.url} has the parameters of one optimizer, and this process has "
+                "joined it with another one: use one optimizer, or another process and URL"
+            )
         for name, of_parameter in params.items():
             _require_usable(name, of_parameter)
         self.share(lambda: self._join(_facts(self.framework, algorithm, params, shapes, dtypes)))

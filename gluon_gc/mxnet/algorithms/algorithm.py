@@ -449,6 +449,7 @@ def checked(
 ) -> Optional[Algorithm]:
     """The trainer's argument `algorithm`, parsed; ValueError if another argument does not fit."""
     parsed = parse(algorithm)
+    mailbox.require_algorithm(parsed)
     if parsed is None:
         return None
     require_on_nonfinite(parsed, on_nonfinite, ("raise", "propagate"))

@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from ... import algorithms
+from ... import algorithms, mailbox
 from ...exchange import plan
 from ...options import is_whole
 from ..algorithms.optimizer import with_algorithm
@@ -353,6 +353,7 @@ def DistributedOptimizer(
         raise ValueError(f"staleness must be a whole number >= 0, got {staleness!r}")
     params = params_of(compression, compression_params)
     chosen = algorithms.parse(algorithm)
+    mailbox.require_algorithm(chosen)
     if chosen is None:
         average_gradients(optimizer, named, params, passes, **options)
     else:
