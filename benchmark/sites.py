@@ -8,9 +8,8 @@ other, so that they have no firewall.
 Each method trains twice. In the disturbed run, one worker is killed with SIGKILL every 15 s and
 started again, and another one sleeps two thirds of each step. All other workers need --pace seconds
 for a step, because they share the processors of this machine and must not become faster when one is
-missing. The links add no delay. It needs root, iproute2, nftables,
-PyTorch and moto in the environment of --torch-python, and torchft 0.2.0 in that of
---torchft-python.
+missing. The links add no delay. It needs root, iproute2, nftables, PyTorch and moto in the
+environment of --torch-python, and torchft 0.2.0 in that of --torchft-python.
 
     python benchmark/sites.py [--seconds S] [--only REGEX] [--results FOLDER]
 
@@ -47,10 +46,23 @@ from network import Network, bits
 from processes import HERE, PORT, Processes
 from table import print_row
 
+
+class Method(NamedTuple):
+    """A method of training: a worker of sites_worker.py, and the options of local_steps."""
+
+    worker: str
+    options: Dict[str, Any] = {}
+
+
 WORKER = HERE / "sites_worker.py"
 SITES, KILLED, SLOW = 4, 1, 2  # site 0 has torchrun's rendezvous
 SLOWNESS = 3
-METHODS = {"mailbox": "local_steps, mailbox", "torchft": "torchft DiLoCo", "ddp": "torchrun, DDP"}
+METHODS = {
+    "mailbox": Method("mailbox", {"every": "3 s"}),
+    "mailbox, overlap": Method("mailbox", {"every": "3 s", "overlap": 5, "mix": 0.5}),
+    "torchft DiLoCo": Method("torchft"),
+    "torchrun DDP": Method("ddp"),
+}
 _SERVICE_PORT = 5000
 _START_SECONDS = 120  # until all workers are ready
 _JOIN_ROUNDS = 2  # within which a worker must be counted
@@ -144,8 +156,7 @@ class Training:
     network : Network
     processes : Processes
     args : Namespace
-    method : str
-        A key of METHODS.
+    method : Method
     folder : Path
     disturbed : bool
     """
@@ -155,7 +166,7 @@ class Training:
         network: Network,
         processes: Processes,
         args: argparse.Namespace,
-        method: str,
+        method: Method,
         folder: Path,
         disturbed: bool,
     ) -> None:
@@ -181,16 +192,16 @@ class Training:
         return self._start(host, self._words(program, **options), program)
 
     def _words(self, program: str, **options: object) -> List[str]:
-        url = "s3://runs/run" if self._method == "mailbox" else self._service
+        url = "s3://runs/run" if self._method.worker == "mailbox" else self._service
         options = {"url": url, "port": _SERVICE_PORT, "keep": self._args.keep, **options}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return [str(WORKER), program, str(self._folder), *words]
 
     def _start_service(self) -> None:
         """Start the object store, or torchft's lighthouse, on the hub."""
-        if self._method == "torchft":
+        if self._method.worker == "torchft":
             self._start_program(-1, "lighthouse", grace=self._args.grace)
-        elif self._method == "mailbox":
+        elif self._method.worker == "mailbox":
             for host in range(SITES):
                 self._network.only_outgoing(host, _SERVICE_PORT)
             where = ["-H", self._network.hub, "-p", str(_SERVICE_PORT)]
@@ -202,15 +213,15 @@ class Training:
         args = self._args
         slowness = SLOWNESS if self._disturbed and host == SLOW else 1
         words = self._words(
-            self._method,
+            self._method.worker,
             host=host,
             pace=args.pace * slowness,
             every=args.every,
-            algorithm=args.algorithm,
+            algorithm=json.dumps({"name": "local_steps", **self._method.options}),
             compression=args.compression,
             grace=args.grace,
         )
-        if self._method == "ddp":
+        if self._method.worker == "ddp":
             nodes = f"--nnodes {SITES} --nproc-per-node 1 --max-restarts 1000000"
             rendezvous = f"--rdzv-backend c10d --rdzv-endpoint {self._network.addresses[0]}:{PORT}"
             own = f"--local-addr {self._network.addresses[host]}"
@@ -299,23 +310,25 @@ class Training:
         return json.loads((self._folder / "store.log").read_text().splitlines()[-1])
 
 
-def run(args: argparse.Namespace, method: str, disturbed: bool, folder: Path) -> Run:
+def run(args: argparse.Namespace, name: str, disturbed: bool, results: Path) -> Run:
     """Train with one method."""
+    folder = results / f"{name}{', disturbed' if disturbed else ''}".replace(", ", "-")
     folder.mkdir(parents=True)
-    python = args.torchft_python if method == "torchft" else args.torch_python
+    method = METHODS[name]
+    python = args.torchft_python if method.worker == "torchft" else args.torch_python
     timeout = int(args.seconds + 2 * _START_SECONDS)
     with Network(SITES, args.rate) as network, Processes(network, timeout, python) as processes:
         return Training(network, processes, args, method, folder, disturbed).run()
 
 
-def row(args: argparse.Namespace, method: str, found: Run, calm: Optional[Run]) -> Dict[str, str]:
+def row(args: argparse.Namespace, name: str, found: Run, calm: Optional[Run]) -> Dict[str, str]:
     """Return the table's row of a run; `calm` is the undisturbed run if this one was disturbed."""
     seconds = found.end - found.begin
     alone, counted = seconds / args.pace, found.counted()
     others = [host for host in range(SITES) if host not in (KILLED, SLOW)]
     curve, joins = found.loss_curve(), found.joins()
     cells = {
-        "method": METHODS[method] + (", disturbed" if calm else ""),
+        "method": name + (", disturbed" if calm else ""),
         "goodput": f"{counted.sum() / SITES / alone:.3f}",
         "of the others": f"{counted[others].mean() / alone:.3f}",
         "of all made": f"{counted.sum() / max(1, sum(found.made)):.3f}",
@@ -348,7 +361,6 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.15, help="seconds of a step")
     parser.add_argument("--kill-every", type=float, default=15, help="seconds between two kills")
     parser.add_argument("--every", type=int, default=20, help="torchft's sync_every")
-    parser.add_argument("--algorithm", default='{"name": "local_steps", "every": "3 s"}')
     parser.add_argument(
         "--compression", default='{"compressor": "onebit", "scaling": true, "ef": "vanilla"}'
     )
@@ -360,13 +372,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
     with tempfile.TemporaryDirectory() as temporary:
         results, first = args.results or Path(temporary), True
-        for method in METHODS:
-            if args.only and not args.only.search(method):
+        for name in METHODS:
+            if args.only and not args.only.search(name):
                 continue
-            calm = run(args, method, False, results / method)
-            print_row(row(args, method, calm, None), first)
-            disturbed = run(args, method, True, results / f"{method}-disturbed")
-            print_row(row(args, method, disturbed, calm), False)
+            calm = run(args, name, False, results)
+            print_row(row(args, name, calm, None), first)
+            print_row(row(args, name, run(args, name, True, results), calm), False)
             first = False
 
 

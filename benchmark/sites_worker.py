@@ -118,9 +118,8 @@ class Worker:
         append(self.folder / "rounds.jsonl", record)
 
     def save(self, done: int) -> None:
-        """Save the model, if a save is due after this round."""
-        if done % self.args.keep == 0:
-            save(self.folder, done, {k: v.numpy() for k, v in self.net.state_dict().items()})
+        """Save the model after a round."""
+        save(self.folder, done, {k: v.numpy() for k, v in self.net.state_dict().items()})
 
 
 class Mailbox(Worker):
@@ -337,7 +336,7 @@ def main() -> None:
     parser.add_argument("--algorithm", default="{}")
     parser.add_argument("--compression", default="{}")
     parser.add_argument("--grace", type=float, default=2.0)
-    parser.add_argument("--keep", type=int, default=10, help="rounds between saved parameters")
+    parser.add_argument("--keep", type=int, default=10, help="rounds between saved states")
     parser.add_argument("--bytes", type=int, default=0, help="of a payload")
     args = parser.parse_args()
     torch.set_num_threads(1)
