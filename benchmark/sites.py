@@ -20,8 +20,8 @@ The columns of the table:
 - of all made: steps that counted, as a share of all steps that were made
 - loss: of the last saved model, on validation data, in nats per byte
 - at equal samples: that loss less the undisturbed run's after as many samples
-- joins: the most rounds until a worker that was started again was counted. Workers that saw less
-  than two rounds end before they were killed again are left out
+- joins: the most rounds that ended without a worker after it was started again, and how many such
+  workers were counted at all. Those that were killed again within two rounds are left out
 - s per round: of DistributedDataParallel, one checkpoint in 5 steps
 - MB up, MB down: a worker's traffic in a minute, on average
 """
@@ -65,7 +65,7 @@ METHODS = {
 }
 _SERVICE_PORT = 5000
 _START_SECONDS = 120  # until all workers are ready
-_JOIN_ROUNDS = 2  # within which a worker must be counted
+_JOIN_ROUNDS = 2  # that may end before a restarted worker is counted
 
 
 class Run(NamedTuple):
@@ -118,7 +118,7 @@ class Run(NamedTuple):
         return np.array([(steps[each], self.losses[each]) for each in sorted(steps)])
 
     def joins(self) -> List[Optional[int]]:
-        """Return the rounds until each worker that was started again was counted, None: never."""
+        """Return the rounds that ended before each restarted worker was counted, None: never."""
         found: List[Optional[int]] = []
         for start in self.starts:
             if start["time"] < self.begin:
@@ -128,7 +128,7 @@ class Run(NamedTuple):
             until = min((t for t in self.ended if t > start["time"]), default=self.end)
             seen = sorted({r["round"] for r in since if r["time"] < until})
             if own:
-                found.append(own[0] - seen[0] + 1)
+                found.append(own[0] - seen[0])
             elif len(seen) > _JOIN_ROUNDS:
                 found.append(None)
         return found
@@ -342,7 +342,7 @@ def row(args: argparse.Namespace, name: str, found: Run, calm: Optional[Run]) ->
         "MB down": f"{found.received / 1e6 / seconds * 60:.2f}",
         "store alone": ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in found.store.items()),
     }
-    if joins:
+    if joins and METHODS[name].worker != "ddp":  # which restarts all workers together
         counts = [join for join in joins if join is not None]
         cells["joins"] = f"{max(counts, default=0)} ({len(counts)} of {len(joins)})"
     if calm and len(curve):
