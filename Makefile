@@ -45,6 +45,7 @@ TORCH_VENV := .venv-torch
 TORCH_PY := $(TORCH_VENV)/bin/python
 TORCH_REQUIREMENTS := requirements/build.txt requirements/test.txt requirements/torch.txt
 INTEGRATIONS := requirements/integrations.txt
+MOTO := requirements/moto.txt
 FOR_TORCH := build/torch
 WITH_TORCH = PYTHONPATH="$(CURDIR)" GLUON_GC_LIBRARY="$(CURDIR)/$(FOR_TORCH)/libgluon_gc.so" $(TORCH_PY)
 # PyTorch is tested with the wheel's library, which loads without MXNet. If no Python is old enough
@@ -66,7 +67,7 @@ SECONDS ?= 60
 
 HOROVOD := requirements/horovod.txt
 TORCH := requirements/torch.txt
-REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH) $(INTEGRATIONS),$(wildcard requirements/*.txt))
+REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH) $(INTEGRATIONS) $(MOTO),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
@@ -198,10 +199,10 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 $(TORCH_VENV)/.made:
 	$(call environment,$(OF_TORCH),3.10 or newer,PyTorch supports no older versions.)
 
-$(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS) $(INTEGRATIONS)
+$(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS) $(INTEGRATIONS) $(MOTO)
 	@echo "== Installing PyTorch and the newest NumPy (very large: includes GPU packages)"
 	$(TORCH_PY) $(INSTALL) $(DEPENDENCIES) scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
-	$(TORCH_PY) $(INSTALL) --no-deps -r $(INTEGRATIONS)
+	$(TORCH_PY) $(INSTALL) --no-deps -r $(INTEGRATIONS) -r $(MOTO)
 	@touch $@
 
 $(TORCH_VENV)/.built: $(TORCH_VENV)/.installed $(SOURCES)

@@ -119,6 +119,9 @@ class Driver:
         if not self.steps:
             self.state = self.algorithm.begin(self._front_end.parameters())
 
+    def require_loadable(self) -> None:
+        """Raise RuntimeError if no checkpoint can be loaded."""
+
     def go_on(self, steps: int, state: Dict[str, Dict[str, Array]]) -> None:
         """Continue from a checkpoint with the result of `saved_state`. All workers call this."""
         self.declare()

@@ -136,18 +136,27 @@ class MailboxDriver(Driver):
         # An attempt that could not go on in time has ended since then.
         self._apply(kind, self._mailbox.share(lambda: lane.finished()), answers=False)
         self.counts[kind] += 1
-        if lane is not None and lane.is_idle:
+        begins = lane is not None and lane.is_idle
+        if begins:
             differences = {n: self._numpy(vector) for n, vector in request.vectors.items()}
             state = self._state_of(kind) if lane.participant.saves else None
             lane.contribute(differences, self.samples, self._about(), state)
-        return partial(self._answer_of, kind)
+        return partial(self._answer_of, kind, begins)
 
-    def _answer_of(self, kind: str) -> OfFramework:
-        """Wait for the round that this worker takes part in. {} if it cannot go on now."""
+    def _answer_of(self, kind: str, begins: bool) -> OfFramework:
+        """Wait for the round that this worker takes part in. {} if it cannot go on now.
+
+        `begins`: whether it has the differences of the algorithm's last request.
+        """
         began, lane = time.monotonic(), self._lanes.get(kind)
-        outcome = self._mailbox.share(
-            lambda: lane.awaited(self._mailbox.grace, self._mailbox.hindered_seconds)
-        )
+
+        def wait_for_outcome() -> Optional[Outcome]:
+            outcome = lane.awaited(self._mailbox.grace, self._mailbox.hindered_seconds)
+            if outcome is not None and not begins:  # the parameters have more than what was sent
+                outcome.arrived = False
+            return outcome
+
+        outcome = self._mailbox.share(wait_for_outcome)
         self._zero += time.monotonic() - began
         return self._apply(kind, outcome, answers=True)
 
@@ -216,8 +225,11 @@ class MailboxDriver(Driver):
     def saved_state(self) -> Dict[str, Dict[str, Any]]:
         raise RuntimeError(_IN_STORE)
 
-    def go_on(self, steps: int, state: Dict[str, Dict[str, Any]]) -> None:
+    def require_loadable(self) -> None:
         raise RuntimeError(_IN_STORE)
+
+    def go_on(self, steps: int, state: Dict[str, Dict[str, Any]]) -> None:
+        self.require_loadable()
 
 
 class _Lane:

@@ -273,6 +273,7 @@ class Participant:
                 counted.append(self._entry(worker, data))
             except ValueError as error:  # DamagedError is one
                 excluded[worker] = str(error)
+        logger.debug("%s: the payloads of round %d are read", self.kind, self.round)
         header = {
             "round": self.round,
             "decider": self.settings.worker,
@@ -389,10 +390,12 @@ class Participant:
         self._write_state(number, state)
         *older, last_but_one, _ = [-1, -1, *self._states()]
         self._store.delete(objects.state_name(self.kind, state) for state in older if state >= 0)
+        logger.debug("%s: the states before round %d are removed", self.kind, last_but_one)
         for folder in self._store.folders(objects.rounds_folder(self.kind)):
             if int(objects.last_part(folder)) <= last_but_one:
                 entries = self._store.list(f"{objects.rounds_folder(self.kind)}{folder}/")
                 self._store.delete(entry.name for entry in entries)
+                logger.debug("%s: round %s is removed", self.kind, folder)
         logger.debug("%s: rounds up to %d are removed", self.kind, last_but_one)
 
     def _write_state(self, number: int, state: State) -> None:

@@ -23,7 +23,7 @@ from .participant import Participant, Settings
 from .patience import PatientStore
 from .store import Store, StoreError
 
-_FORMAT = 1
+FORMAT = 1
 Answer = TypeVar("Answer")
 
 
@@ -190,15 +190,15 @@ class Run:
 
     def _join(self, facts: Facts) -> None:
         own = stated(facts)
-        job = objects.pack({"format": _FORMAT, "version": __version__, "facts": own})
+        job = objects.pack({"format": FORMAT, "version": __version__, "facts": own})
         if self._store.put(objects.JOB, job, create=True):
             logger.debug("the run at %s is new", self.url)
             return
         header = objects.unpack(objects.JOB, self._store.get(objects.JOB) or b"").header
-        if header["format"] != _FORMAT:
+        if header["format"] != FORMAT:
             raise RuntimeError(
                 f"the run at {self.url} has format {header['format']}, of gluon_gc "
-                f"{header['version']}, but this is {__version__}, which has format {_FORMAT}"
+                f"{header['version']}, but this is {__version__}, which has format {FORMAT}"
             )
         problem = difference("the run", header["facts"], "this worker", own)
         if problem:
@@ -269,6 +269,7 @@ def _facts(
                 "name": name,
                 "shape": list(shape),
                 "dtype": dtypes[name],
+                "compressor": None,  # an error names it before its options
                 **params[name].identity(),
             },
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
@@ -48,13 +48,15 @@ class Store:
     Parameters
     ----------
     url : str
-        file:///folder or a path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix. A
-        missing folder is created. obstore reads the credentials of a bucket, and the address of a
-        server that is like S3, from AWS_*, GOOGLE_* or AZURE_* variables. If AWS_ACCESS_KEY_ID is
-        not set and boto3 is installed, boto3 finds the credentials.
+        file:///folder or a path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
+        obstore reads the credentials of a bucket, and the address of a server that is like S3, from
+        AWS_*, GOOGLE_* or AZURE_* variables. If AWS_ACCESS_KEY_ID is not set and boto3 is
+        installed, boto3 finds the credentials.
     timeout : float
         Seconds until a request without an answer has failed, including its retries. An upload gets
         more time: at least 1 s for each 125 kB. A folder has no time-out.
+    creates : bool
+        Whether a missing folder is created. If not, it is a StoreError.
 
     Attributes
     ----------
@@ -71,12 +73,14 @@ class Store:
 
     url: str
 
-    def __init__(self, url: str, timeout: float = 30.0) -> None:
+    def __init__(self, url: str, timeout: float = 30.0, creates: bool = True) -> None:
         if obstore is None:
             message = f"mailbox needs obstore: pip install 'gluon_gc[mailbox]' ({_missing})"
             raise ImportError(message) from _missing
         self.url, self._folder = _parsed(url)
         self._timeout = timeout
+        if self._folder and not creates and not os.path.isdir(self._folder):
+            raise StoreError(f"{self.url}: the folder does not exist")
         self._clients: Dict[float, Any] = {}
         self._credentials = _boto3_credentials() if self.url.startswith("s3:") else None
         try:
@@ -119,11 +123,12 @@ class Store:
                 return False
         return True
 
-    def get(self, name: str) -> Optional[bytes]:
-        """Read an object. Return None if it does not exist."""
+    def get(self, name: str, most: Optional[int] = None) -> Optional[bytes]:
+        """Read an object, or only its first `most` bytes. Return None if it does not exist."""
+        options = {} if most is None else {"range": (0, most)}
         with self._errors("get", name):
             try:
-                return obstore.get(self._client(), name).bytes().to_bytes()
+                return obstore.get(self._client(), name, options=options).bytes().to_bytes()
             except FileNotFoundError:
                 return None
 
@@ -144,13 +149,13 @@ class Store:
         names = [*names]
         if not names:
             return
-        with self._errors("delete", ", ".join(names)):
+        with self._errors("delete", ", ".join(names[:3] + ["..."] * (len(names) > 3))):
             try:
                 obstore.delete(self._client(), names)
-            except FileNotFoundError:  # the other objects may still exist
-                if len(names) > 1:
-                    for name in names:
-                        self.delete([name])
+            except FileNotFoundError:  # the objects behind it may still exist
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(self._client(), name)
 
     def require_create(self, worker: str) -> None:
         """Check that the store can create an object only if it does not exist yet.
@@ -158,14 +163,14 @@ class Store:
         Parameters
         ----------
         worker : str
-            The name of this worker, for the probe object "probes/WORKER".
+            The name of this worker, for the probe object "probe-WORKER".
 
         Raises
         ------
         ValueError
             The store overwrites the object, or does not implement the check.
         """
-        probe, problem = f"probes/{worker}", None
+        probe, problem = f"probe-{worker}", None
         try:
             self.put(probe, b"first", create=True)
             if self.put(probe, b"second", create=True):
@@ -176,14 +181,14 @@ class Store:
             problem = str(error)
         self.delete([probe])
         if problem:
-            place = urlsplit(self.url).netloc or self._folder
+            bucket = urlsplit(self.url).netloc or self._folder
             raise ValueError(
-                f"{self.url}: '{place}' cannot create an object only if it is absent, which a "
+                f"{self.url}: '{bucket}' cannot create an object only if it is absent, which a "
                 f"mailbox needs: {problem}"
             )
 
     def _client(self, upload: int = 0) -> Any:
-        """The object of obstore for uploads of this many bytes."""
+        """The client for uploads of at most this many bytes."""
         needed = 1 + upload / _SLOWEST / self._timeout
         seconds = self._timeout * 2 ** math.ceil(math.log2(needed))
         if seconds not in self._clients:
@@ -219,8 +224,6 @@ class Store:
         """Raise the errors of obstore as StoreError."""
         try:
             yield
-        except StoreError:
-            raise
         except (BaseError, OSError, NotImplementedError) as error:
             message = f"{self.url}: cannot {operation} '{name}': {_reason(error)}"
             raise StoreError(message) from None

@@ -7,8 +7,10 @@ averages, residuals and momentum must be equal too. Each check prints a line.
 """
 
 import sys
+import tempfile
 import time
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import gluon_gc.torch as bps  # noqa: E402
+from gluon_gc import mailbox  # noqa: E402
 
 SIZES = (3_000_017, 70_000, 1001, 4_194_304, 5)
 STEPS = 4
@@ -162,6 +165,15 @@ def check_optimizer(device, optimizer, params=None, algorithm=None):
     assert sum(losses[-4:]) / 4 < losses[0] / 1.5, losses[::10]
 
 
+def check_mailbox(device, optimizer):
+    """Train with the rounds of both workers, as one site, in a folder."""
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    bps.init(mailbox=folder[0], grace=5)
+    check_optimizer(device, optimizer, ONEBIT, {"name": "local_steps", "every": 4})
+    mailbox.disconnect()
+
+
 def check_fsdp(device, residual_bits):
     """Train a model with fully_shard. The loss must fall to less than a half."""
     from torch.distributed.fsdp import fully_shard
@@ -216,6 +228,8 @@ def checks(device):
         "onebit_adam": (adam, None, {"name": "onebit_adam", "freeze_step": 10}),
     }.items():
         found[name] = lambda arguments=arguments: check_optimizer(device, *arguments)
+    if find_spec("obstore"):
+        found["local_steps with a mailbox"] = lambda: check_mailbox(device, sgd)
     for bits in (32, 8):
         found[f"fully_shard, residuals of {bits} bits"] = lambda bits=bits: check_fsdp(device, bits)
     return found

@@ -27,6 +27,7 @@ LAYERS = {
     "exchange": {"compression", "kernels"},
     "kernels": set(),
     "launch": {"kernels"},
+    "mailbox": {"algorithms", "compression", "exchange", "kernels", "options"},
     "options": set(),
     "state": {"exchange", "kernels", "options"},
 }

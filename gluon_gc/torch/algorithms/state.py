@@ -252,6 +252,7 @@ class AlgorithmState:
         raised on all workers, and nothing has changed.
         """
         self.rounds.require_open()
+        self.driver.require_loadable()
         self.driver.finish()
         algorithm_saving.load(self, state_dict)
         self._stats_from = self.steps

@@ -1,0 +1,280 @@
+"""The history of a run, read from its objects: rows about its rounds and its workers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, DefaultDict, Dict, Iterator, List, Optional, Sequence, Set
+
+from . import objects
+from .run import FORMAT
+from .store import Entry, Store
+
+_NOT_SHOWN = ("name", "shape", "dtype", "hierarchical", "exchange", "nesterov", "compressor")
+
+Header = Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """A round that has a result."""
+
+    kind: str
+    round: int
+    time: datetime  # of the result, by the store's clock
+    seconds: Optional[float]  # since the result of the round before
+    weight: float
+    bytes: int
+    loss: Optional[float]  # the mean of the losses that were reported
+    counted: List[Header]  # the entries of the result
+    excluded: Dict[str, str]  # by worker, why
+    late: List[str]  # workers whose payload came after the result
+    joined: List[str]  # workers with a payload, but none in the round before
+    gone: List[str]  # workers without a payload, but with one in the round before
+
+
+@dataclass(frozen=True)
+class WorkerRow:
+    """A worker, and the last round that counted it.
+
+    Its status is "counted", "left", "excluded" or "late" in the last round, "back" in the open one,
+    "missing", or "earlier" if only a saved state knows it.
+    """
+
+    kind: str
+    worker: str
+    round: int
+    share: Optional[float]  # of the weight of the last round
+    steps: Optional[int]
+    steps_per_second: Optional[float]
+    loss: Optional[float]
+    status: str
+    since: Optional[int]  # the first round that has not counted it since then
+    since_time: Optional[datetime]
+
+
+@dataclass(frozen=True)
+class OpenRow:
+    """The round that has no result yet."""
+
+    kind: str
+    round: int
+    present: Dict[str, datetime]  # by worker, when it has put its payload
+    awaited: List[str]  # workers of the round before that are not present
+
+
+@dataclass
+class Rounds:
+    """The rounds of one kind, as far as they are known."""
+
+    results: Dict[int, Header] = field(default_factory=dict)
+    times: Dict[int, datetime] = field(default_factory=dict)  # of the results
+    payloads: Dict[int, Dict[str, datetime]] = field(default_factory=dict)
+    saved: int = 0  # the round before the newest saved state
+    counted: Dict[str, int] = field(default_factory=dict)  # by worker, its last round until then
+
+    @property
+    def last(self) -> int:
+        return max(self.results, default=0)
+
+    @property
+    def open(self) -> int:
+        return max(self.saved, self.last) + 1
+
+    def entries(self, number: int) -> Dict[str, Header]:
+        """What the result of a round tells about each worker that it counts."""
+        counted = self.results[number]["counted"] if number in self.results else []
+        return {entry["worker"]: entry for entry in counted}
+
+    def present(self, number: int) -> Set[str]:
+        """The workers that have put a payload, whether it counts or not."""
+        return {*self.entries(number), *self.payloads.get(number, ())}
+
+
+class History:
+    """Reads a run, again and again. Rounds that have been removed meanwhile stay known.
+
+    Parameters
+    ----------
+    store : Store
+        Where the run is.
+
+    Attributes
+    ----------
+    jobs : list of dict
+        The header of the run's job, or of those of its shards.
+    rounds : dict of Rounds
+        The rounds of each kind, as of the last `read`. A shard's kinds begin with its folder.
+
+    Raises
+    ------
+    ValueError
+        There is no run, or another version of gluon_gc has made it, or an object is damaged.
+    StoreError
+        The store does not answer, or refuses.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.rounds: DefaultDict[str, Rounds] = defaultdict(Rounds)
+        found = [(name, store.get(name)) for name in self._job_names()]
+        self.jobs = [objects.unpack(name, data).header for name, data in found if data is not None]
+        if not self.jobs:
+            raise ValueError(f"no run at {store.url}")
+        for job in self.jobs:
+            if job["format"] != FORMAT:
+                raise ValueError(
+                    f"the run at {store.url} has format {job['format']}, of gluon_gc "
+                    f"{job['version']}, but this version reads format {FORMAT}"
+                )
+
+    def _job_names(self) -> Iterator[str]:
+        yield objects.JOB
+        for folder in self._store.folders(""):
+            if folder.startswith("shard-"):
+                yield f"{folder}/{objects.JOB}"
+
+    def read(self) -> None:
+        """Read the objects that are new in the store."""
+        for entry in self._store.list(""):
+            match = re.match(r"(.+)/(rounds|states)/(\d+)", entry.name)
+            if match:
+                rounds, number = self.rounds[match[1]], int(match[3])
+                if match[2] == "states":
+                    self._read_state(rounds, number, entry.name)
+                else:
+                    self._read_of_round(rounds, number, entry)
+
+    def _read_of_round(self, rounds: Rounds, number: int, entry: Entry) -> None:
+        last_part = objects.last_part(entry.name)
+        if last_part != "result":
+            rounds.payloads.setdefault(number, {})[last_part] = entry.modified
+        elif number not in rounds.results:
+            data = self._store.get(entry.name)
+            if data is not None:  # else it has been removed just now
+                rounds.results[number] = objects.unpack(entry.name, data).header
+                rounds.times[number] = entry.modified
+
+    def _read_state(self, rounds: Rounds, number: int, name: str) -> None:
+        header = objects.read_header(name, self._store.get) if number > rounds.saved else None
+        if header is not None:
+            rounds.saved, rounds.counted = number, header["counted"]
+
+
+def run_row(url: str, jobs: Sequence[Header]) -> Header:
+    """The settings of a run, from its job or from those of its shards."""
+    framework, algorithm, parameters, arrays = "", {}, 0, 0
+    compressors: Counter[str] = Counter()
+    for subject, texts in (fact for job in jobs for fact in job["facts"]):
+        # A value that is not JSON was too long, and is given by its checksum.
+        fact = {key: text if text[:1] == "(" else json.loads(text) for key, text in texts.items()}
+        if subject == "the algorithm":
+            algorithm = fact
+        elif "framework" in fact:
+            framework = fact["framework"]
+        elif "shape" in fact:
+            parameters, arrays = parameters + math.prod(fact["shape"]), arrays + 1
+            options = [f"{k}={v}" for k, v in fact.items() if v and k not in _NOT_SHOWN]
+            compressors[" ".join([fact.get("compressor", "none"), *options])] += 1
+    return {
+        "url": url,
+        "version": jobs[0]["version"],
+        "framework": framework,
+        "parameters": parameters,
+        "arrays": arrays,
+        "algorithm": algorithm,
+        "compressors": dict(compressors),
+    }
+
+
+def round_rows(kind: str, rounds: Rounds) -> List[RoundRow]:
+    """A row for each round that has a result."""
+    rows = []
+    for number, result in sorted(rounds.results.items()):
+        entries, time = result["counted"], rounds.times[number]
+        losses = [entry["loss"] for entry in entries if entry["loss"] is not None]
+        present, former = rounds.present(number), rounds.present(number - 1)
+        has_former = number - 1 in rounds.results
+        rows.append(
+            RoundRow(
+                kind=kind,
+                round=number,
+                time=time,
+                seconds=(time - rounds.times[number - 1]).total_seconds() if has_former else None,
+                weight=sum(entry["weight"] for entry in entries),
+                bytes=sum(entry["bytes"] for entry in entries),
+                loss=sum(losses) / len(losses) if losses else None,
+                counted=entries,
+                excluded=result["excluded"],
+                late=sorted(present - set(rounds.entries(number)) - set(result["excluded"])),
+                joined=sorted(present - former) if has_former else [],
+                gone=sorted(former - present),
+            )
+        )
+    return rows
+
+
+def worker_rows(kind: str, rounds: Rounds) -> List[WorkerRow]:
+    """A row for each worker that a round has counted, the last ones first."""
+    counted: DefaultDict[str, List[int]] = defaultdict(list)  # by worker, the rounds
+    for number in sorted(rounds.results):
+        for worker in rounds.entries(number):
+            counted[worker].append(number)
+    weight = sum(entry["weight"] for entry in rounds.entries(rounds.last).values())
+    rows = []
+    for worker in {**rounds.counted, **counted}:
+        entries = [rounds.entries(number)[worker] for number in counted[worker][-2:]]
+        number = max([rounds.counted.get(worker, 0), *counted[worker]])
+        newest = entries[-1] if entries else {}
+        is_last = number == rounds.last
+        rows.append(
+            WorkerRow(
+                kind=kind,
+                worker=worker,
+                round=number,
+                share=newest["weight"] / weight if newest and is_last and weight else None,
+                steps=newest.get("steps"),
+                steps_per_second=_steps_per_second(entries),
+                loss=newest.get("loss"),
+                status=_status(rounds, worker, newest, is_last),
+                since=None if is_last else number + 1,
+                since_time=None if is_last else rounds.times.get(number + 1),
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.round, row.worker))
+
+
+def open_row(kind: str, rounds: Rounds) -> OpenRow:
+    """The workers of the open round."""
+    present = rounds.payloads.get(rounds.open, {})
+    before = rounds.entries(rounds.open - 1)
+    leaving = {worker for worker, entry in before.items() if entry["leaves"]}
+    awaited = rounds.present(rounds.open - 1) - leaving - set(present)
+    return OpenRow(kind, rounds.open, dict(sorted(present.items())), sorted(awaited))
+
+
+def _status(rounds: Rounds, worker: str, newest: Header, is_last: bool) -> str:
+    if not newest:
+        return "earlier"
+    if newest["leaves"]:
+        return "left"
+    if is_last:
+        return "counted"
+    if worker in rounds.results[rounds.last]["excluded"]:
+        return "excluded"
+    if worker in rounds.present(rounds.last):
+        return "late"
+    return "back" if worker in rounds.present(rounds.open) else "missing"
+
+
+def _steps_per_second(entries: List[Header]) -> Optional[float]:
+    """The speed between two entries of a worker. None if they do not tell it."""
+    if len(entries) < 2 or not all(entry["seconds"] for entry in entries):
+        return None
+    before, after = entries
+    seconds = after["seconds"] - before["seconds"]
+    return (after["steps"] - before["steps"]) / seconds if seconds > 0 else None
