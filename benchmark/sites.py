@@ -365,7 +365,9 @@ def main() -> None:
         "--compression", default='{"compressor": "onebit", "scaling": true, "ef": "vanilla"}'
     )
     parser.add_argument("--grace", type=float, default=2.0, help="of the mailbox, in seconds")
-    parser.add_argument("--keep", type=int, default=10, help="rounds between two saved models")
+    parser.add_argument(
+        "--keep", type=int, default=10, help="rounds between two saved states of the mailbox"
+    )
     parser.add_argument("--only", type=re.compile, help="methods to run, of " + ", ".join(METHODS))
     parser.add_argument("--results", type=Path, help="a new folder for all logs")
     args = parser.parse_args()
