@@ -8,9 +8,8 @@ other, so that they have no firewall.
 Each method trains twice. In the disturbed run, one worker is killed with SIGKILL every 15 s and
 started again, and another one sleeps two thirds of each step. All other workers need --pace seconds
 for a step, because they share the processors of this machine and must not become faster when one is
-missing. The links have no delay where the kernel has no netem. It needs root, iproute2, nftables,
-PyTorch and moto in the environment of --torch-python, and torchft 0.2.0 in that of
---torchft-python.
+missing. The links add no delay. It needs root, iproute2, nftables, PyTorch and moto in the
+environment of --torch-python, and torchft 0.2.0 in that of --torchft-python.
 
     python benchmark/sites.py [--seconds S] [--only REGEX] [--results FOLDER]
 
@@ -21,8 +20,8 @@ The columns of the table:
 - of all made: steps that counted, as a share of all steps that were made
 - loss: of the last saved model, on validation data, in nats per byte
 - at equal samples: that loss less the undisturbed run's after as many samples
-- joins: the most rounds until a worker that was started again was counted. Workers that saw less
-  than two rounds end before they were killed again are left out
+- joins: the most rounds that ended without a worker after it was started again, and how many such
+  workers were counted at all. Those that were killed again within two rounds are left out
 - s per round: of DistributedDataParallel, one checkpoint in 5 steps
 - MB up, MB down: a worker's traffic in a minute, on average
 """
@@ -47,13 +46,26 @@ from network import Network, bits
 from processes import HERE, PORT, Processes
 from table import print_row
 
+
+class Method(NamedTuple):
+    """A method of training: a worker of sites_worker.py, and the options of local_steps."""
+
+    worker: str
+    options: Dict[str, Any] = {}
+
+
 WORKER = HERE / "sites_worker.py"
 SITES, KILLED, SLOW = 4, 1, 2  # site 0 has torchrun's rendezvous
 SLOWNESS = 3
-METHODS = {"mailbox": "local_steps, mailbox", "torchft": "torchft DiLoCo", "ddp": "torchrun, DDP"}
+METHODS = {
+    "mailbox": Method("mailbox", {"every": "3 s"}),
+    "mailbox, overlap": Method("mailbox", {"every": "3 s", "overlap": 5, "mix": 0.5}),
+    "torchft DiLoCo": Method("torchft"),
+    "torchrun DDP": Method("ddp"),
+}
 _SERVICE_PORT = 5000
 _START_SECONDS = 120  # until all workers are ready
-_JOIN_ROUNDS = 2  # within which a worker must be counted
+_JOIN_ROUNDS = 2  # that may end before a restarted worker is counted
 
 
 class Run(NamedTuple):
@@ -106,7 +118,7 @@ class Run(NamedTuple):
         return np.array([(steps[each], self.losses[each]) for each in sorted(steps)])
 
     def joins(self) -> List[Optional[int]]:
-        """Return the rounds until each worker that was started again was counted, None: never."""
+        """Return the rounds that ended before each restarted worker was counted, None: never."""
         found: List[Optional[int]] = []
         for start in self.starts:
             if start["time"] < self.begin:
@@ -116,7 +128,7 @@ class Run(NamedTuple):
             until = min((t for t in self.ended if t > start["time"]), default=self.end)
             seen = sorted({r["round"] for r in since if r["time"] < until})
             if own:
-                found.append(own[0] - seen[0] + 1)
+                found.append(own[0] - seen[0])
             elif len(seen) > _JOIN_ROUNDS:
                 found.append(None)
         return found
@@ -144,8 +156,7 @@ class Training:
     network : Network
     processes : Processes
     args : Namespace
-    method : str
-        A key of METHODS.
+    method : Method
     folder : Path
     disturbed : bool
     """
@@ -155,7 +166,7 @@ class Training:
         network: Network,
         processes: Processes,
         args: argparse.Namespace,
-        method: str,
+        method: Method,
         folder: Path,
         disturbed: bool,
     ) -> None:
@@ -181,16 +192,16 @@ class Training:
         return self._start(host, self._words(program, **options), program)
 
     def _words(self, program: str, **options: object) -> List[str]:
-        url = "s3://runs/run" if self._method == "mailbox" else self._service
+        url = "s3://runs/run" if self._method.worker == "mailbox" else self._service
         options = {"url": url, "port": _SERVICE_PORT, "keep": self._args.keep, **options}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return [str(WORKER), program, str(self._folder), *words]
 
     def _start_service(self) -> None:
         """Start the object store, or torchft's lighthouse, on the hub."""
-        if self._method == "torchft":
+        if self._method.worker == "torchft":
             self._start_program(-1, "lighthouse", grace=self._args.grace)
-        elif self._method == "mailbox":
+        elif self._method.worker == "mailbox":
             for host in range(SITES):
                 self._network.only_outgoing(host, _SERVICE_PORT)
             where = ["-H", self._network.hub, "-p", str(_SERVICE_PORT)]
@@ -202,20 +213,21 @@ class Training:
         args = self._args
         slowness = SLOWNESS if self._disturbed and host == SLOW else 1
         words = self._words(
-            self._method,
+            self._method.worker,
             host=host,
             pace=args.pace * slowness,
             every=args.every,
-            algorithm=args.algorithm,
+            algorithm=json.dumps({"name": "local_steps", **self._method.options}),
             compression=args.compression,
             grace=args.grace,
         )
-        if self._method == "ddp":
+        if self._method.worker == "ddp":
             nodes = f"--nnodes {SITES} --nproc-per-node 1 --max-restarts 1000000"
             rendezvous = f"--rdzv-backend c10d --rdzv-endpoint {self._network.addresses[0]}:{PORT}"
             own = f"--local-addr {self._network.addresses[host]}"
-            job = f"-m torch.distributed.run {nodes} {rendezvous} {own}"
-            words = [*job.split(), *words]
+            job = f"-m torch.distributed.run {nodes} {rendezvous} {own} --no-python"
+            until_end = "setpriv --pdeathsig KILL"  # torchrun may be killed before its worker
+            words = [*job.split(), *until_end.split(), args.torch_python, *words]
         return self._start(host, words, f"worker{host}")
 
     def _await_workers(self) -> None:
@@ -298,23 +310,25 @@ class Training:
         return json.loads((self._folder / "store.log").read_text().splitlines()[-1])
 
 
-def run(args: argparse.Namespace, method: str, disturbed: bool, folder: Path) -> Run:
+def run(args: argparse.Namespace, name: str, disturbed: bool, results: Path) -> Run:
     """Train with one method."""
+    folder = results / f"{name}{', disturbed' if disturbed else ''}".replace(", ", "-")
     folder.mkdir(parents=True)
-    python = args.torchft_python if method == "torchft" else args.torch_python
+    method = METHODS[name]
+    python = args.torchft_python if method.worker == "torchft" else args.torch_python
     timeout = int(args.seconds + 2 * _START_SECONDS)
     with Network(SITES, args.rate) as network, Processes(network, timeout, python) as processes:
         return Training(network, processes, args, method, folder, disturbed).run()
 
 
-def row(args: argparse.Namespace, method: str, found: Run, calm: Optional[Run]) -> Dict[str, str]:
+def row(args: argparse.Namespace, name: str, found: Run, calm: Optional[Run]) -> Dict[str, str]:
     """Return the table's row of a run; `calm` is the undisturbed run if this one was disturbed."""
     seconds = found.end - found.begin
     alone, counted = seconds / args.pace, found.counted()
     others = [host for host in range(SITES) if host not in (KILLED, SLOW)]
     curve, joins = found.loss_curve(), found.joins()
     cells = {
-        "method": METHODS[method] + (", disturbed" if calm else ""),
+        "method": name + (", disturbed" if calm else ""),
         "goodput": f"{counted.sum() / SITES / alone:.3f}",
         "of the others": f"{counted[others].mean() / alone:.3f}",
         "of all made": f"{counted.sum() / max(1, sum(found.made)):.3f}",
@@ -328,7 +342,7 @@ def row(args: argparse.Namespace, method: str, found: Run, calm: Optional[Run]) 
         "MB down": f"{found.received / 1e6 / seconds * 60:.2f}",
         "store alone": ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in found.store.items()),
     }
-    if joins:
+    if joins and METHODS[name].worker != "ddp":  # which restarts all workers together
         counts = [join for join in joins if join is not None]
         cells["joins"] = f"{max(counts, default=0)} ({len(counts)} of {len(joins)})"
     if calm and len(curve):
@@ -347,25 +361,25 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.15, help="seconds of a step")
     parser.add_argument("--kill-every", type=float, default=15, help="seconds between two kills")
     parser.add_argument("--every", type=int, default=20, help="torchft's sync_every")
-    parser.add_argument("--algorithm", default='{"name": "local_steps", "every": "3 s"}')
     parser.add_argument(
         "--compression", default='{"compressor": "onebit", "scaling": true, "ef": "vanilla"}'
     )
-    parser.add_argument("--grace", type=float, default=1.0, help="of the mailbox, in seconds")
-    parser.add_argument("--keep", type=int, default=5, help="rounds between two saved models")
+    parser.add_argument("--grace", type=float, default=2.0, help="of the mailbox, in seconds")
+    parser.add_argument(
+        "--keep", type=int, default=10, help="rounds between two saved states of the mailbox"
+    )
     parser.add_argument("--only", type=re.compile, help="methods to run, of " + ", ".join(METHODS))
     parser.add_argument("--results", type=Path, help="a new folder for all logs")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
     with tempfile.TemporaryDirectory() as temporary:
         results, first = args.results or Path(temporary), True
-        for method in METHODS:
-            if args.only and not args.only.search(method):
+        for name in METHODS:
+            if args.only and not args.only.search(name):
                 continue
-            calm = run(args, method, False, results / method)
-            print_row(row(args, method, calm, None), first)
-            disturbed = run(args, method, True, results / f"{method}-disturbed")
-            print_row(row(args, method, disturbed, calm), False)
+            calm = run(args, name, False, results)
+            print_row(row(args, name, calm, None), first)
+            print_row(row(args, name, run(args, name, True, results), calm), False)
             first = False
 
 

@@ -45,10 +45,10 @@ def append(path: Path, record: Dict[str, Any]) -> None:
         file.write(json.dumps({**record, "time": time.time()}) + "\n")
 
 
-def save(folder: Path, done: int, arrays: Dict[str, np.ndarray]) -> None:
+def save(folder: Path, done: int, tensors: Dict[str, torch.Tensor]) -> None:
     """Save the shared parameters after a round."""
-    np.savez(folder / "part.npz", **arrays)
-    (folder / "part.npz").rename(folder / f"anchor-{done}.npz")
+    torch.save({name: tensor.detach() for name, tensor in tensors.items()}, folder / "part.pt")
+    (folder / "part.pt").rename(folder / f"anchor-{done}.pt")
 
 
 def network() -> Transformer:
@@ -118,9 +118,8 @@ class Worker:
         append(self.folder / "rounds.jsonl", record)
 
     def save(self, done: int) -> None:
-        """Save the model, if a save is due after this round."""
-        if done % self.args.keep == 0:
-            save(self.folder, done, {k: v.numpy() for k, v in self.net.state_dict().items()})
+        """Save the model after a round."""
+        save(self.folder, done, dict(self.net.named_parameters()))
 
 
 class Mailbox(Worker):
@@ -145,6 +144,17 @@ class Mailbox(Worker):
             algorithm=json.loads(args.algorithm),
             compression_params=json.loads(args.compression),
         )
+        self.saved = 0
+
+    def stepped(self) -> None:
+        if self.args.host:
+            return
+        driver = self.optimizer.compression_state.driver
+        (lane,) = driver._lanes.values()
+        done = lane.participant.round - 1
+        if lane.is_idle and done > self.saved:  # then the anchor is that of this round
+            save(self.folder, done, driver.state["anchor"])
+            self.saved = done
 
 
 class TorchftDiLoCo(Worker):
@@ -253,13 +263,13 @@ def bucket(args: argparse.Namespace) -> None:
 
 
 def watch(args: argparse.Namespace) -> None:
-    """Record all rounds of a mailbox, and the saved states."""
+    """Record all rounds of a mailbox."""
     from gluon_gc.mailbox import objects
     from gluon_gc.mailbox.store import Store
 
-    store, kind, done, saved = Store(args.url), "difference", 1, set()
+    store, done = Store(args.url), 1
     while True:
-        name = objects.result_name(kind, done)
+        name = objects.result_name("difference", done)
         data = store.get(name)
         if data is None:
             time.sleep(_POLL)
@@ -267,22 +277,7 @@ def watch(args: argparse.Namespace) -> None:
         for each in objects.unpack(name, data).header["counted"]:
             counted = {"worker": each["worker"], "steps": round(each["weight"] / BATCH)}
             append(args.folder / "rounds.jsonl", {"round": done, **counted, "bytes": each["bytes"]})
-        states = {entry.name for entry in store.list(objects.states_folder(kind))} - saved
-        for name in states:
-            state = objects.unpack(name, store.get(name))
-            save(args.folder, state.header["round"], _anchors(state))
-        done, saved = done + 1, saved | states
-
-
-def _anchors(state: Any) -> Dict[str, np.ndarray]:
-    """Return the flat parameters of a saved state."""
-    arrays, offset = {}, 0
-    for kind, parameter, dtype, size in state.header["arrays"]:
-        array = np.frombuffer(state.body, dtype, size, offset)
-        offset += array.nbytes
-        if kind == "anchor":
-            arrays[parameter] = array
-    return arrays
+        done += 1
 
 
 def store(args: argparse.Namespace) -> None:
@@ -313,10 +308,8 @@ def evaluate(args: argparse.Namespace) -> None:
     """Print the validation loss of all saved parameters by round, in nats per byte."""
     windows = validation_windows(load_text(0, 1), _WINDOWS, CONTEXT, 0, 1)
     model, losses = network(), {}
-    for file in args.folder.glob("anchor-*.npz"):
-        arrays = np.load(file)
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(arrays[name]).view_as(parameter))
+    for file in args.folder.glob("anchor-*.pt"):
+        model.load_state_dict(torch.load(file))
         losses[int(file.stem.partition("-")[2])] = loss_of(model, windows).item()
     print(json.dumps(losses))
 
@@ -336,8 +329,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="torchft's sync_every")
     parser.add_argument("--algorithm", default="{}")
     parser.add_argument("--compression", default="{}")
-    parser.add_argument("--grace", type=float, default=1.0)
-    parser.add_argument("--keep", type=int, default=5, help="rounds between saved parameters")
+    parser.add_argument("--grace", type=float, default=2.0)
+    parser.add_argument("--keep", type=int, default=10, help="rounds between saved states")
     parser.add_argument("--bytes", type=int, default=0, help="of a payload")
     args = parser.parse_args()
     torch.set_num_threads(1)
