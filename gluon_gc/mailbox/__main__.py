@@ -17,7 +17,6 @@ from .store import Store, StoreError
 
 _TIMEOUT = 10.0  # seconds
 _POLL = 1.0  # seconds between two looks at the store
-_NAMED = 8  # of the workers that only a saved state knows
 
 _ROUND = "{:>6}  {:14}  {:>7}  {:>7}  {:>8}  {:>8}  {:>8}  {}"
 _ROUND_TITLES = ("round", "time", "seconds", "workers", "weight", "bytes", "loss", "")
@@ -159,8 +158,6 @@ def _round_text(row: RoundRow) -> str:
 
 
 def _worker_texts(rows: Sequence[WorkerRow], now: datetime) -> Iterator[str]:
-    earlier = [f"{row.worker} (round {row.round})" for row in rows if row.status == "earlier"]
-    rows = [row for row in rows if row.status != "earlier"]
     width = max([len("worker"), *(len(row.worker) for row in rows)])
     yield f"{'worker':{width}}  {_WORKER.format(*_WORKER_TITLES)}"
     for row in rows:
@@ -173,9 +170,6 @@ def _worker_texts(rows: Sequence[WorkerRow], now: datetime) -> Iterator[str]:
             _status_text(row, now),
         )
         yield f"{row.worker:{width}}  {_WORKER.format(*cells)}"
-    if earlier:
-        others = f" and {len(earlier) - _NAMED} others" if len(earlier) > _NAMED else ""
-        yield f"Earlier workers: {', '.join(earlier[:_NAMED])}{others}"
 
 
 def _status_text(row: WorkerRow, now: datetime) -> str:

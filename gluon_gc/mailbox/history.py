@@ -16,6 +16,8 @@ from .store import Entry, Store
 
 _NOT_SHOWN = ("name", "shape", "dtype", "hierarchical", "exchange", "nesterov", "compressor")
 
+_MOST = 200  # rounds that are read at once
+
 Header = Dict[str, Any]
 
 
@@ -42,7 +44,7 @@ class WorkerRow:
     """A worker, and the last round that counted it.
 
     Its status is "counted", "left", "excluded" or "late" in the last round, "back" in the open one,
-    "missing", or "earlier" if only a saved state knows it.
+    or "missing".
     """
 
     kind: str
@@ -74,8 +76,6 @@ class Rounds:
     results: Dict[int, Header] = field(default_factory=dict)
     times: Dict[int, datetime] = field(default_factory=dict)  # of the results
     payloads: Dict[int, Dict[str, datetime]] = field(default_factory=dict)
-    saved: int = 0  # the round before the newest saved state
-    counted: Dict[str, int] = field(default_factory=dict)  # by worker, its last round until then
 
     @property
     def last(self) -> int:
@@ -83,7 +83,7 @@ class Rounds:
 
     @property
     def open(self) -> int:
-        return max(self.saved, self.last) + 1
+        return self.last + 1
 
     def entries(self, number: int) -> Dict[str, Header]:
         """What the result of a round tells about each worker that it counts."""
@@ -96,7 +96,7 @@ class Rounds:
 
 
 class History:
-    """Reads a run, again and again. Rounds that have been removed meanwhile stay known.
+    """Reads the last rounds of a run, again and again.
 
     Parameters
     ----------
@@ -140,29 +140,22 @@ class History:
 
     def read(self) -> None:
         """Read the objects that are new in the store."""
+        results: DefaultDict[str, Dict[int, Entry]] = defaultdict(dict)  # by kind and round
         for entry in self._store.list(""):
-            match = re.match(r"(.+)/(rounds|states)/(\d+)", entry.name)
-            if match:
-                rounds, number = self.rounds[match[1]], int(match[3])
-                if match[2] == "states":
-                    self._read_state(rounds, number, entry.name)
-                else:
-                    self._read_of_round(rounds, number, entry)
-
-    def _read_of_round(self, rounds: Rounds, number: int, entry: Entry) -> None:
-        last_part = objects.last_part(entry.name)
-        if last_part != "result":
-            rounds.payloads.setdefault(number, {})[last_part] = entry.modified
-        elif number not in rounds.results:
-            data = self._store.get(entry.name)
-            if data is not None:  # else it has been removed just now
-                rounds.results[number] = objects.unpack(entry.name, data).header
-                rounds.times[number] = entry.modified
-
-    def _read_state(self, rounds: Rounds, number: int, name: str) -> None:
-        header = objects.read_header(name, self._store.get) if number > rounds.saved else None
-        if header is not None:
-            rounds.saved, rounds.counted = number, header["counted"]
+            match = re.match(r"(.+)/rounds/(\d+)/(result$)?", entry.name)
+            if match and match[3]:
+                results[match[1]][int(match[2])] = entry
+            elif match:
+                payloads = self.rounds[match[1]].payloads.setdefault(int(match[2]), {})
+                payloads[objects.last_part(entry.name)] = entry.modified
+        for kind, entries in results.items():
+            rounds = self.rounds[kind]
+            for number in sorted(entries.keys() - rounds.results.keys())[-_MOST:]:
+                entry = entries[number]
+                data = self._store.get(entry.name)
+                if data is not None:  # else somebody has removed the run
+                    rounds.results[number] = objects.unpack(entry.name, data).header
+                    rounds.times[number] = entry.modified
 
 
 def run_row(url: str, jobs: Sequence[Header]) -> Header:
@@ -226,20 +219,19 @@ def worker_rows(kind: str, rounds: Rounds) -> List[WorkerRow]:
             counted[worker].append(number)
     weight = sum(entry["weight"] for entry in rounds.entries(rounds.last).values())
     rows = []
-    for worker in {**rounds.counted, **counted}:
-        entries = [rounds.entries(number)[worker] for number in counted[worker][-2:]]
-        number = max([rounds.counted.get(worker, 0), *counted[worker]])
-        newest = entries[-1] if entries else {}
+    for worker, numbers in counted.items():
+        entries = [rounds.entries(number)[worker] for number in numbers[-2:]]
+        number, newest = numbers[-1], entries[-1]
         is_last = number == rounds.last
         rows.append(
             WorkerRow(
                 kind=kind,
                 worker=worker,
                 round=number,
-                share=newest["weight"] / weight if newest and is_last and weight else None,
-                steps=newest.get("steps"),
+                share=newest["weight"] / weight if is_last and weight else None,
+                steps=newest["steps"],
                 steps_per_second=_steps_per_second(entries),
-                loss=newest.get("loss"),
+                loss=newest["loss"],
                 status=_status(rounds, worker, newest, is_last),
                 since=None if is_last else number + 1,
                 since_time=None if is_last else rounds.times.get(number + 1),
@@ -258,8 +250,6 @@ def open_row(kind: str, rounds: Rounds) -> OpenRow:
 
 
 def _status(rounds: Rounds, worker: str, newest: Header, is_last: bool) -> str:
-    if not newest:
-        return "earlier"
     if newest["leaves"]:
         return "left"
     if is_last:

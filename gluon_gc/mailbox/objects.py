@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, Callable, Dict, NamedTuple, Optional, Union
+from typing import Any, Dict, NamedTuple, Union
 
 import xxhash
 
 _MAGIC = b"GGC mailbox 1\n"
 _DIGEST_BYTES = 16
 _LENGTH = struct.Struct("<I")
-_BEGIN_BYTES = 64 * 1024  # a header is seldom longer
 _DIGITS = 8  # of a round's number in names, so that names are in the order of the rounds
 Bytes = Union[bytes, bytearray, memoryview]
 
@@ -55,23 +54,6 @@ def unpack(name: str, data: Bytes) -> Object:
     end = _LENGTH.size + length
     header = json.loads(bytes(rest[_LENGTH.size : end]))
     return Object(header, rest[end:], checksum.hex())
-
-
-def read_header(name: str, read: Callable[[str, int], Optional[bytes]]) -> Optional[Dict[str, Any]]:
-    """Read only the header of a large object, without its checksum. None if it does not exist.
-
-    `read` returns an object's first bytes: as many as it is asked for, or all.
-    """
-    begin = len(_MAGIC) + _DIGEST_BYTES + _LENGTH.size
-    data = read(name, _BEGIN_BYTES)
-    if data is None:
-        return None
-    if data[: len(_MAGIC)] != _MAGIC or len(data) < begin:
-        raise DamagedError(f"object '{name}' is damaged: it was cut short or altered")
-    (length,) = _LENGTH.unpack_from(data, begin - _LENGTH.size)
-    if len(data) < begin + length:
-        data = read(name, begin + length)
-    return None if data is None else json.loads(data[begin : begin + length])
 
 
 def rounds_folder(kind: str) -> str:

@@ -31,7 +31,8 @@ from ..log import logger
 from . import objects
 from .objects import DamagedError, Object
 from .packing import Arrays, Packing
-from .patience import PatientStore
+from .patience import PatientStore, StoppedError
+from .store import StoreError
 
 _READERS = 8  # threads that get payloads
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two listings of a round
@@ -64,7 +65,7 @@ class Settings:
     worker: str
     min_workers: int = 1
     grace: float = 30.0
-    keep: int = 10
+    keep: int = 30
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Outcome:
 
 
 class _Removed(Exception):
-    """A round's objects are removed, because states after it are saved."""
+    """A round's payloads are removed, because states after it are saved. Its result is not."""
 
 
 class Participant:
@@ -114,9 +115,9 @@ class Participant:
         self._store, self.kind, self.packing, self.settings = store, kind, packing, settings
         self.round, self.size, self.meter = 1, 1, Meter()
         self._leaving: Set[str] = set()  # workers that left in the last round
-        self._counted: Dict[str, int] = {}  # the last round that counted a worker
         self._saved = 0  # the last round with a saved state that this worker knows of
         self._saves: Optional[int] = None  # the round whose state this worker must save
+        self._saving: Optional[threading.Thread] = None
         self._got: Dict[str, bytes] = {}  # payloads of the open round, by checksum
 
     def shares(self) -> Iterator[Tuple[str, float]]:
@@ -142,9 +143,6 @@ class Participant:
 
     def leave(self, contribution: Contribution) -> None:
         """Put a last contribution into the open round."""
-        newest = self._newest_state()
-        if newest is not None:
-            self.round = max(self.round, newest + 1)  # earlier rounds may be removed
         while self._store.get(objects.result_name(self.kind, self.round)) is not None:
             self.round += 1
         self._put(contribution, leaves=True)
@@ -158,20 +156,12 @@ class Participant:
         """
         outcome = Outcome()
         if state is not None:
-            self._save(state)
+            self._begin_to_save(state)
         self._follow(outcome)
-        own = self.round
         outcome.nonfinite = self._put(contribution)
-        try:
-            result = self._result_of_open_round()
-            outcome.means.append(self._mean(result))
-        except _Removed:
-            self._follow(outcome)
-            outcome.counted = self._counted.get(self.settings.worker) == own
-            return outcome
+        result = self._result_of_open_round()
         outcome.counted = self.settings.worker in _workers(result)
-        outcome.arrived = True
-        self._advance(result)
+        outcome.arrived = self._add(result, outcome)
         self.meter.steps += 1
         return outcome
 
@@ -182,29 +172,31 @@ class Participant:
 
     def _follow(self, outcome: Outcome) -> None:
         """Add the averages of all rounds that have a result to an outcome."""
-        while True:
+        result = self._read_result(self.round)
+        while result is not None:
+            self._add(result, outcome)
             result = self._read_result(self.round)
-            try:
-                if result is not None:
-                    outcome.means.append(self._mean(result))
-                    self._advance(result)
-                    continue
-                self._require_not_removed()
-                return
-            except _Removed:
-                state = self._read_state(self._newest_state())
-                if state is not None:  # else it was removed just now
-                    outcome.state = state
-                    outcome.means.clear()
 
-    def _advance(self, result: Header) -> None:
-        """Go on to the next round."""
+    def _add(self, result: Header, outcome: Outcome) -> bool:
+        """Add the average of a round to an outcome, and go on to the next round.
+
+        If the round's payloads are removed, go on after the newest state. The result is then False.
+        """
+        try:
+            outcome.means.append(self._mean(result))
+        except _Removed:
+            state = None
+            while state is None:  # it may be removed when a newer one is there
+                state = self._read_state(self._newest_state())
+            outcome.state = state
+            outcome.means.clear()
+            return False
         workers = _workers(result)
-        self._counted.update(dict.fromkeys(workers, self.round))
         self._leaving = {entry["worker"] for entry in result["counted"] if entry["leaves"]}
         self.size = max(1, len(workers))
         self.round += 1
         self._got.clear()
+        return True
 
     def _put(self, contribution: Contribution, leaves: bool = False) -> str:
         """Put a payload into the open round. Return the name of a parameter with a NaN, or ""."""
@@ -235,29 +227,30 @@ class Participant:
         settings, began = self.settings, time.monotonic()
         with self.meter.timing("wait_seconds"):
             enough_since: Optional[float] = None
+            has_warned = False
             expected = self._workers_with_payloads(self.round - 1) - self._leaving
             while True:
                 present = self._workers_with_payloads(self.round)
                 result = self._read_result(self.round)
                 if result is not None:
                     return result
-                is_enough = len(present) >= settings.min_workers
-                if settings.worker not in present or not is_enough:
-                    self._require_not_removed()
                 now = time.monotonic()
-                if is_enough:
+                if len(present) >= settings.min_workers:
                     self._store.note_progress()
                     enough_since = now if enough_since is None else enough_since
                     graced = now - enough_since >= settings.grace
                     if graced or (expected and self._is_complete(expected, present)):
-                        result = self._decide(present)
-                        if result is not None:
-                            return result
+                        return self._decide(present)
                 else:
-                    self._store.note_waiting(
-                        f"round {self.round} has {len(present)} of min_workers "
-                        f"{settings.min_workers}"
-                    )
+                    self._store.note_waiting()
+                    if now - began > settings.grace and not has_warned:
+                        has_warned = True
+                        logger.warning(
+                            "round %d has %d workers of min_workers %d: training goes on locally",
+                            self.round,
+                            len(present),
+                            settings.min_workers,
+                        )
                 self._store.sleep(min(_LONGEST, max(_SHORTEST, (now - began) / 10)))
 
     def _is_complete(self, expected: Set[str], present: Set[str]) -> bool:
@@ -267,12 +260,8 @@ class Participant:
         expected |= self._workers_with_payloads(self.round - 1) - self._leaving
         return expected <= present
 
-    def _decide(self, workers: Set[str]) -> Optional[Header]:
-        """Write the result of the open round, or read that of who was faster.
-
-        None if it has been removed. `_Removed` if the round is: a result of it was removed, too, so
-        the store would take another one.
-        """
+    def _decide(self, workers: Set[str]) -> Header:
+        """Write the result of the open round, or read that of who was faster."""
         logger.debug("%s: round %d is complete", self.kind, self.round)
         counted, excluded = [], {}
         for worker, data in zip(sorted(workers), self._get_all(self.round, sorted(workers))):
@@ -288,18 +277,14 @@ class Participant:
             "excluded": excluded,
         }
         name = objects.result_name(self.kind, self.round)
-        self._require_not_removed()
         if not self._store.put(name, objects.pack(header), create=True):
             header = self._read_result(self.round)
-            if header is None or header["decider"] != self.settings.worker:
+            if header["decider"] != self.settings.worker:
                 return header  # else the store's first answer was lost
         logger.debug("%s: the result of round %d is written", self.kind, self.round)
-        newest = self._newest_state()
-        if newest is not None and newest >= self.round:  # removed while this worker slept
-            self._store.delete([name])  # even if it is the first result, the state replaces it
-            raise _Removed
-        self._saved = self._saved if newest is None else max(self._saved, newest)
-        if self.round - self._saved >= self.settings.keep:
+        self._saved = max(self._saved, self._newest_state() or 0)
+        keep = self.settings.keep
+        if self.round % keep == 0 or self.round - self._saved >= 2 * keep:  # else one has crashed
             self._saves = self.round
         return header
 
@@ -412,24 +397,38 @@ class Participant:
             length = size * np.dtype(dtype).itemsize
             state.setdefault(kind, {})[parameter] = np.frombuffer(body[:length], dtype).copy()
             body = body[length:]
-        self._counted, self._saved, self.round = dict(header["counted"]), number, number + 1
-        self._saves = None
+        self._saved, self._saves, self.round = number, None, number + 1
         self._got.clear()
         return state
 
-    def _save(self, state: State) -> None:
-        """Save the state after a round, and remove what nobody needs any more."""
+    def _begin_to_save(self, state: State) -> None:
+        """Save the state after a round on a thread, because it is large."""
         number, self._saves = self._saves, None
-        self._write_state(number, state)
-        *older, last_but_one, _ = [-1, -1, *self._states()]
-        self._store.delete(objects.state_name(self.kind, state) for state in older if state >= 0)
+        if self._saving is None or not self._saving.is_alive():
+            self._saving = threading.Thread(
+                target=self._save, args=(number, state), name=f"save {self.kind}", daemon=True
+            )
+            self._saving.start()
+
+    def _save(self, number: int, state: State) -> None:
+        """Save a state, and remove the payloads that nobody needs any more.
+
+        Results stay, so that no round can be decided twice.
+        """
+        with suppress(StoppedError, StoreError):  # the process leaves
+            self._write_state(number, state)
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        oldest, *others = self._states()
+        last_but_one = [oldest, *others][-2] if others else oldest
+        for old in range(oldest + 1, last_but_one + 1):
+            entries = self._store.list(objects.payloads_folder(self.kind, old))
+            self._store.delete(entry.name for entry in entries)
+            logger.debug("%s: the payloads of round %d are removed", self.kind, old)
+        names = [objects.state_name(self.kind, old) for old in [oldest, *others][:-2]]
+        self._store.delete(names)
         logger.debug("%s: the states before round %d are removed", self.kind, last_but_one)
-        for folder in self._store.folders(objects.rounds_folder(self.kind)):
-            if int(objects.last_part(folder)) <= last_but_one:
-                entries = self._store.list(f"{objects.rounds_folder(self.kind)}{folder}/")
-                self._store.delete(entry.name for entry in entries)
-                logger.debug("%s: round %s is removed", self.kind, folder)
-        logger.debug("%s: rounds up to %d are removed", self.kind, last_but_one)
 
     def _write_state(self, number: int, state: State) -> None:
         arrays = [
@@ -438,7 +437,6 @@ class Participant:
         header = {
             "round": number,
             "arrays": [[kind, name, array.dtype.name, array.size] for kind, name, array in arrays],
-            "counted": self._counted,
         }
         data = objects.pack(header, *(array.view(np.uint8).data for _, _, array in arrays))
         self._store.put(objects.state_name(self.kind, number), data, create=True)

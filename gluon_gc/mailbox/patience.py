@@ -48,9 +48,6 @@ class PatientStore:
     def list(self, prefix: str) -> List[Entry]:
         return self._repeat(partial(self._store.list, prefix))
 
-    def folders(self, prefix: str) -> List[str]:
-        return self._repeat(partial(self._store.folders, prefix))
-
     def delete(self, names: Iterable[str]) -> None:
         self._repeat(partial(self._store.delete, list(names)))
 
@@ -61,12 +58,10 @@ class PatientStore:
     def stop(self) -> None:
         self._stopped.set()
 
-    def note_waiting(self, why: str) -> None:
+    def note_waiting(self) -> None:
         """Note that a round cannot go on because of other workers."""
         with self._lock:
-            if self._hindered_since is None:
-                self._hindered_since = time.monotonic()
-                logger.warning("%s: training goes on locally after the grace time", why)
+            self._hindered_since = self._hindered_since or time.monotonic()
 
     def note_progress(self) -> None:
         self._hindered_since = None

@@ -90,7 +90,7 @@ class Run:
         framework: str,
         min_workers: int = 1,
         grace: float = 30.0,
-        keep: int = 10,
+        keep: int = 30,
         samples_per_step: float = 1,
         worker_name: Optional[str] = None,
         site: Optional[Site] = None,

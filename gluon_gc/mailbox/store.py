@@ -123,12 +123,11 @@ class Store:
                 return False
         return True
 
-    def get(self, name: str, most: Optional[int] = None) -> Optional[bytes]:
-        """Read an object, or only its first `most` bytes. Return None if it does not exist."""
-        options = {} if most is None else {"range": (0, most)}
+    def get(self, name: str) -> Optional[bytes]:
+        """Read an object. Return None if it does not exist."""
         with self._errors("get", name):
             try:
-                return obstore.get(self._client(), name, options=options).bytes().to_bytes()
+                return obstore.get(self._client(), name).bytes().to_bytes()
             except FileNotFoundError:
                 return None
 
