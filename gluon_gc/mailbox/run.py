@@ -1,4 +1,4 @@
-"""Run: this process as a worker of a run, whose workers meet in an object store."""
+"""Run: this process as a worker of a run, whose workers share an object store."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Run:
         self._patient = PatientStore(self._store)
 
     def of_shard(self, number: int, count: int) -> Run:
-        """The run of one of the shards of which a site's parameters consist, below this run.
+        """The run of one shard of a site's parameters, below this run.
 
         Each worker of a site has the rounds of its own shard. All sites have the same shards.
         """
