@@ -31,7 +31,7 @@ from ..log import logger
 from . import objects
 from .objects import DamagedError, Object
 from .packing import Arrays, Packing
-from .patience import PatientStore
+from .patient_store import PatientStore
 
 _READERS = 8  # threads that get payloads
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two listings of a round

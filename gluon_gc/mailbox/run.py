@@ -20,7 +20,7 @@ from ..version import __version__
 from . import objects
 from .packing import Packing
 from .participant import Participant, Settings
-from .patience import PatientStore
+from .patient_store import PatientStore
 from .store import Store, StoreError
 
 FORMAT = 1

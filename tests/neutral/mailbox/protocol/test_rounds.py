@@ -219,8 +219,8 @@ def test_a_payload_that_is_cut_short_is_left_out_and_named(url):
     assert results(url)[1]["excluded"] == {members[1].name: why}
     assert counted(results(url)[1]) == [members[0].name]
     assert_equal(members[0].shared(), members[1].shared())
-    carried = members[1].driver._lanes["difference"].carried
-    for name, values in carried.items():
+    uncounted = members[1].driver._lanes["difference"].uncounted
+    for name, values in uncounted.items():
         np.testing.assert_allclose(values, members[1].made[name].reshape(-1), atol=1e-6)
 
 

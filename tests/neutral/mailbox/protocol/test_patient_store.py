@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gluon_gc.mailbox.patience import PatientStore, StoppedError
+from gluon_gc.mailbox.patient_store import PatientStore, StoppedError
 from gluon_gc.mailbox.store import StoreError
 
 from .workers import TIMEOUT, FaultyStore
