@@ -14,7 +14,7 @@ from .version import __version__ as __version__
 env.prepare_engine()  # MXNet reads these variables once, when it is imported
 
 _HOMES = {
-    "mailbox": ("report_loss", "worker_name", "worker_seed"),
+    "mailbox": ("report_loss", "rounds", "worker_name", "worker_seed"),
     "mxnet.byteps.cast": ("Compression",),
     "mxnet.byteps.collective": ("allreduce", "average_statistics", "barrier"),
     "mxnet.byteps.optimizer": ("DistributedOptimizer",),

@@ -22,6 +22,7 @@ __all__ = [
     "current",
     "disconnect",
     "report_loss",
+    "rounds",
     "worker_name",
     "worker_seed",
 ]
@@ -76,6 +77,15 @@ def worker_name() -> str:
 def worker_seed() -> int:
     """A number from 0 to 2^32 - 1 that depends on `worker_name`, as a seed for shuffling data."""
     return require_current().seed
+
+
+def rounds() -> int:
+    """The number of rounds that the run has made, as far as this worker knows.
+
+    It goes on when workers start again, so that learning rates and the end of training can depend
+    on it. All workers of a site call this together.
+    """
+    return require_current().rounds
 
 
 def report_loss(loss: float) -> None:

@@ -1,10 +1,10 @@
 """Runs an algorithm whose rounds go through a mailbox, for a front end of any framework.
 
-What a worker has changed, and no round has counted yet, is in one of these places:
+What a worker has changed, and no round has counted yet, is in one of these:
 
 - in its parameters: the difference between the anchor and the parameter;
 - in the residuals of its compressors;
-- in `_Lane.carried`: differences that were in the parameters, or the negative of those that still
+- in `_Lane.uncounted`: differences that were in the parameters, or the negative of those that still
   are, although a round has counted them.
 """
 
@@ -245,7 +245,7 @@ class _Lane:
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
-        self.carried: Arrays = {}
+        self.uncounted: Arrays = {}
         self.epoch: Optional[int] = None  # for the next round
         self._under_way: Optional[Future[Outcome]] = None
         self._sent: Arrays = {}
@@ -277,7 +277,7 @@ class _Lane:
     def _contribution(
         self, differences: Arrays, samples: float, about: Dict[str, Any]
     ) -> Contribution:
-        for name, values in self.carried.items():
+        for name, values in self.uncounted.items():
             differences[name] += values
         self._sent, self._samples = differences, samples
         return Contribution(differences, samples - self._counted_samples, about)
@@ -310,17 +310,17 @@ class _Lane:
         if outcome.counted:
             self._counted_samples = self._samples
             if restarted:
-                self.carried = {}
+                self.uncounted = {}
             else:  # the parameters still have what was counted
-                own = self.carried
-                self.carried = {
+                own = self.uncounted
+                self.uncounted = {
                     name: own[name] - values if name in own else -values
                     for name, values in sent.items()
                 }
             return
         self.participant.packing.take_back()
         if restarted:
-            self.carried = sent
+            self.uncounted = sent
 
     def leave(self, differences: Arrays, samples: float, about: Dict[str, Any]) -> None:
         self.participant.leave(self._contribution(differences, samples, about))

@@ -142,11 +142,14 @@ class History:
         """Read the objects that are new in the store."""
         results: DefaultDict[str, Dict[int, Entry]] = defaultdict(dict)  # by kind and round
         for entry in self._store.list(""):
-            match = re.match(r"(.+)/rounds/(\d+)/(result$)?", entry.name)
-            if match and match[3]:
-                results[match[1]][int(match[2])] = entry
-            elif match:
-                payloads = self.rounds[match[1]].payloads.setdefault(int(match[2]), {})
+            match = re.match(r"(.+)/(rounds|states)/(\d+)(/result$)?", entry.name)
+            if match is None:
+                continue
+            rounds, number = self.rounds[match[1]], int(match[3])
+            if match[4]:
+                results[match[1]][number] = entry
+            elif match[2] == "rounds":
+                payloads = rounds.payloads.setdefault(number, {})
                 payloads[objects.last_part(entry.name)] = entry.modified
         for kind, entries in results.items():
             rounds = self.rounds[kind]
@@ -172,7 +175,7 @@ def run_row(url: str, jobs: Sequence[Header]) -> Header:
         elif "shape" in fact:
             parameters, arrays = parameters + math.prod(fact["shape"]), arrays + 1
             options = [f"{k}={v}" for k, v in fact.items() if v and k not in _NOT_SHOWN]
-            compressors[" ".join([fact.get("compressor", "none"), *options])] += 1
+            compressors[" ".join([fact.get("compressor") or "none", *options])] += 1
     return {
         "url": url,
         "version": jobs[0]["version"],

@@ -31,7 +31,7 @@ from ..log import logger
 from . import objects
 from .objects import DamagedError, Object
 from .packing import Arrays, Packing
-from .patience import PatientStore, StoppedError
+from .patient_store import PatientStore, StoppedError
 from .store import StoreError
 
 _READERS = 8  # threads that get payloads
@@ -162,6 +162,8 @@ class Participant:
         result = self._result_of_open_round()
         outcome.counted = self.settings.worker in _workers(result)
         outcome.arrived = self._add(result, outcome)
+        if not outcome.arrived:
+            self._follow(outcome)
         self.meter.steps += 1
         return outcome
 

@@ -1,4 +1,4 @@
-"""Run: this process as a worker of a run, whose workers meet in an object store."""
+"""Run: this process as a worker of a run, whose workers share an object store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..version import __version__
 from . import objects
 from .packing import Packing
 from .participant import Participant, Settings
-from .patience import PatientStore
+from .patient_store import PatientStore
 from .store import Store, StoreError
 
 FORMAT = 1
@@ -118,7 +118,7 @@ class Run:
         self._patient = PatientStore(self._store)
 
     def of_shard(self, number: int, count: int) -> Run:
-        """The run of one of the shards of which a site's parameters consist, below this run.
+        """The run of one shard of a site's parameters, below this run.
 
         Each worker of a site has the rounds of its own shard. All sites have the same shards.
         """
@@ -149,9 +149,14 @@ class Run:
     @property
     def size(self) -> int:
         """The number of workers in the last round."""
-        runs = [self, *self._shards]
-        sizes = [participant.size for run in runs for participant in run._participants.values()]
-        return self.share(lambda: max(sizes, default=1))
+        participants = [p for run in (self, *self._shards) for p in run._participants.values()]
+        return self.share(lambda: max((p.size for p in participants), default=1))
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that this worker has seen the result of, from the run's begin."""
+        participants = [p for run in (self, *self._shards) for p in run._participants.values()]
+        return self.share(lambda: min((p.round - 1 for p in participants), default=0))
 
     def share(self, make: Callable[[], Answer]) -> Answer:
         """See `Site.share`."""

@@ -5,7 +5,7 @@ torch.distributed sends the data between the workers. torchrun or another launch
     import gluon_gc.torch as bps
 """
 
-from ..mailbox import report_loss, worker_name, worker_seed
+from ..mailbox import report_loss, rounds, worker_name, worker_seed
 from .byteps.broadcasts import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .byteps.push_pull import (
     byteps_push_pull,
@@ -50,6 +50,7 @@ __all__ = [
     "rank",
     "report_loss",
     "resume",
+    "rounds",
     "shutdown",
     "size",
     "suspend",

@@ -29,6 +29,7 @@ PAGES = [*(ROOT / name for name in NAMES), *sorted(ROOT.glob("docs/**/*.md"))]
 OF_THE_READER = {"train.py"}  # scripts that pages speak of, and nobody has yet
 NOT_OFFERED = {"--use-pretrained", "--teacher"}  # arguments that pages say are missing
 OF_OTHERS = {"--network", "--nnodes", "--node-rank", "--rdzv-endpoint"}  # docker's, torchrun's
+OF_MAILBOXES = "-m gluon_gc.mailbox"  # a command of gluon_gc, after "python"
 UNREAD = "## Variables that nothing reads"  # the section that names some
 
 _, _, EXTRAS = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")
@@ -195,9 +196,10 @@ def commands(page):
 
 @functools.lru_cache(maxsize=None)
 def arguments_of(script):
-    """The options that its --help lists."""
+    """The options that the --help of a script, or of "-m MODULE", lists."""
     run = subprocess.run(
-        [sys.executable, ROOT / script, "--help"],
+        [sys.executable, *script.split(), "--help"],
+        cwd=ROOT,
         capture_output=True,
         encoding="utf-8",
         timeout=100,
@@ -224,20 +226,25 @@ def wrong_command(words):
         except env.ConfigurationError as error:
             return str(error)
     if program == "pip":
-        extras = {name for word in rest for name in re.findall(r"\w+", word.partition("[")[2])}
+        own = [word for word in rest if not re.match(r"\w+\[", word)]  # else another package
+        extras = {name for word in own for name in re.findall(r"\w+", word.partition("[")[2])}
         unknown = extras - EXTRAS
         return f"no extra {unknown}" if unknown else None
     if program == "make":
         dry = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, encoding="utf-8")
         return dry.stderr if dry.returncode else None
-    if program == "python" and rest[:1] == ["-m"]:
+    if program == "python" and rest[:1] == ["-m"] and " ".join(rest[:2]) != OF_MAILBOXES:
         return None if importlib.util.find_spec(rest[1]) else f"no module {rest[1]}"
     if program.endswith(".sh") and not (ROOT / program).exists():
         return f"no file {program}"
     if program != "python" or rest[0] == "-c" or rest[0] in OF_THE_READER:
         return None
-    if not (ROOT / rest[0]).exists():
+    if rest[0] == "-m":
+        rest = [OF_MAILBOXES, *rest[2:]]
+    elif not (ROOT / rest[0]).exists():
         return f"no file {rest[0]}"
+    if "/pytorch/" in rest[0] and not importlib.util.find_spec("torch"):
+        return None  # its --help needs PyTorch
     given = {word.partition("=")[0] for word in rest[1:] if re.match(r"--?[a-z]", word)}
     unknown = given and given - arguments_of(rest[0])
     return f"{rest[0]} has no {unknown}" if unknown else None
@@ -261,9 +268,10 @@ def unknown_arguments(page):
     unknown = spoken - NOT_OFFERED - OF_OTHERS
     paths = [*ROOT.glob("example/*.py"), *ROOT.glob("example/*/*.py"), *ROOT.glob("benchmark/*.py")]
     scripts = [path for path in sorted(paths) if ".parse_args(" in path.read_text()]
-    for script in [ROOT / "bpslaunch.py", *scripts]:
+    of_scripts = (str(script.relative_to(ROOT)) for script in scripts)
+    for command in ["bpslaunch.py", OF_MAILBOXES, *of_scripts]:
         if unknown:  # the others need not be asked
-            unknown -= arguments_of(str(script.relative_to(ROOT)))
+            unknown -= arguments_of(command)
     yield from sorted(unknown)
 
 
@@ -319,6 +327,7 @@ def test_a_page_has_nothing_that(check, page):
         (wrong_commands, "```sh\nA=b python \\\n  nothing.py\n```", "nothing.py"),
         (wrong_commands, "`python example/make_data.py --nothing`", "--nothing"),
         (wrong_commands, "`python -m nothing`", "nothing"),
+        (wrong_commands, "`python -m gluon_gc.mailbox URL --nothing`", "--nothing"),
         (wrong_commands, "`pip install '.[mxnet,nothing]'`", "nothing"),
         (wrong_commands, "`bpslaunch --lokal python train.py`", "lokal"),
         (wrong_commands, "`bpslaunch --local python nothing.py`", "nothing.py"),

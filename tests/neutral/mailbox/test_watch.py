@@ -55,9 +55,8 @@ class MadeRun:
         self.store.put(name, objects.pack(header))
         os.utime(self.folder / name, (BEGIN + at, BEGIN + at))
 
-    def state(self, number, counted=None, kind=KIND):
-        header = {"round": number, "arrays": [], "counted": counted or {}}
-        self._put(objects.state_name(kind, number), header, at=0)
+    def state(self, number, kind=KIND):
+        self._put(objects.state_name(kind, number), {"round": number, "arrays": []}, at=0)
 
     def payload(self, number, worker, at, kind=KIND):
         self._put(objects.payload_name(kind, number, worker), {}, at)
@@ -164,7 +163,6 @@ def test_the_row_of_a_worker_has_its_share_and_its_speed(run):
 
 def test_each_worker_has_its_status(run):
     workers = ["here", "lost", "left", "late", "bad", "back"]
-    run.state(3, {"old": 2})
     run.result(4, 40, *(entry(worker, leaves=worker == "left") for worker in workers))
     run.result(5, 50, entry("here"), excluded={"bad": "parameter w has a NaN"})
     run.payload(5, "late", 51)
@@ -178,11 +176,9 @@ def test_each_worker_has_its_status(run):
         "late": "late",
         "bad": "excluded",
         "back": "back",
-        "old": "earlier",
     }
     assert {rows[worker].since for worker in workers[1:]} == {5}
     assert rows["lost"].since_time == datetime.fromtimestamp(BEGIN + 50, timezone.utc)
-    assert (rows["old"].round, rows["old"].since, rows["old"].since_time) == (2, 3, None)
 
 
 def test_the_row_of_the_open_round_tells_who_is_there_and_who_is_awaited(run):
@@ -193,12 +189,6 @@ def test_the_row_of_the_open_round_tells_who_is_there_and_who_is_awaited(run):
     assert (row.round, row.awaited) == (2, ["b"])
     times = {worker: put.timestamp() - BEGIN for worker, put in row.present.items()}
     assert times == {"a": 12, "new": 13}
-
-
-def test_a_header_that_is_longer_than_the_first_bytes_is_read(run):
-    counted = {f"worker-{number:060}": 1 for number in range(2000)}
-    run.state(1, counted)
-    assert read(run).rounds[KIND].counted == counted
 
 
 # A run that is cleaned up meanwhile
@@ -268,7 +258,8 @@ def test_real_workers_are_read_while_they_clean_up(tmp_path):
             seen |= set(fresh.rounds[KIND].results)
     reader.read()
     rounds = reader.rounds[KIND]
-    assert rounds.last == 30 and len(list((tmp_path / KIND / "rounds").glob("*/result"))) < 5
+    assert rounds.last == 30 and len(list((tmp_path / KIND / "rounds").glob("*/result"))) == 30
+    assert len(list((tmp_path / KIND / "rounds").glob("*/payloads/*"))) < 10
     assert seen
     rows = history.worker_rows(KIND, rounds)
     assert [row.worker.split("-")[0] for row in rows] == ["first", "second"]

@@ -124,7 +124,7 @@ class Disturbed(Member):
             self.counted[n] += values.reshape(SHAPES[n])
 
     def missing(self):
-        """What it has made, less what is counted and what will be. Zero if nothing is lost."""
+        """All changes less those that are counted, or will be. Zero if nothing is lost."""
         uncounted, changes = self.uncounted(), self.changes()
         return {
             name: self.made[name]

@@ -135,7 +135,7 @@ class Member(Worker):
         """What no round has counted, outside of the parameters."""
         found = {name: np.zeros(shape) for name, shape in SHAPES.items()}
         for lane in self.driver._lanes.values():
-            for arrays in (lane.participant.packing.residuals(), lane.carried):
+            for arrays in (lane.participant.packing.residuals(), lane.uncounted):
                 for name, values in arrays.items():
                     found[name] += values.reshape(SHAPES[name])
         return found
