@@ -1,6 +1,7 @@
 """Compares gluon_gc.torch on this machine's GPUs with the CPU. Two workers may share a GPU.
 
-    GLUON_GC_LIBRARY=build/gpu/libgluon_gc.so torchrun --nproc-per-node 2 tests/cuda/torch_on_gpu.py
+    GLUON_GC_LIBRARY=build/gpu/libgluon_gc.so torchrun --nproc-per-node 2 \\
+      tests/cuda/torch_on_gpu.py [PART OF A CHECK'S NAME]
 
 A loss that is linear in the parameters has the same gradients on CPU and GPU, bit for bit. So the
 averages, residuals and momentum must be equal too. Each check prints a line.
@@ -145,9 +146,10 @@ def loss_of(net, device, step):
     return torch.nn.functional.cross_entropy(net(x), y)
 
 
-def check_optimizer(device, optimizer, params=None, algorithm=None):
+def check_optimizer(device, optimizer, params=None, algorithm=None, wrap=lambda net: net):
     """Train with an algorithm of DistributedOptimizer. The loss must fall by a third."""
     net = network(device)
+    wrapped = wrap(net)
     optimizer = bps.DistributedOptimizer(
         optimizer(net.parameters()),
         net.named_parameters(),
@@ -157,7 +159,7 @@ def check_optimizer(device, optimizer, params=None, algorithm=None):
     losses = []
     for step in range(60):
         optimizer.zero_grad()
-        loss = loss_of(net, device, step)
+        loss = loss_of(wrapped, device, step)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -170,7 +172,8 @@ def check_mailbox(device, optimizer):
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
     bps.init(mailbox=folder[0], grace=5)
-    check_optimizer(device, optimizer, ONEBIT, {"name": "local_steps", "every": 4})
+    local_steps = {"name": "local_steps", "every": 4}
+    check_optimizer(device, optimizer, ONEBIT, local_steps, DistributedDataParallel)
     mailbox.disconnect()
 
 
@@ -242,8 +245,10 @@ def main():
     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     bps.init(timeout=60)
-    failed = 0
+    failed, part = 0, "".join(sys.argv[1:])
     for name, check in checks(device).items():
+        if part not in name:
+            continue
         begin = time.monotonic()
         try:
             check()
