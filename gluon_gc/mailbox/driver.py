@@ -319,7 +319,9 @@ class _Lane:
                 }
             return
         self.participant.packing.take_back()
-        if restarted:
+        if outcome.nonfinite:  # the steps since the last contribution are undone
+            self._counted_samples = self._samples
+        elif restarted:
             self.uncounted = sent
 
     def leave(self, differences: Arrays, samples: float, about: Dict[str, Any]) -> None:
