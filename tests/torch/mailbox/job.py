@@ -207,19 +207,18 @@ def work(config: Dict[str, Any]) -> None:
     recorder.note_rounds()
     model = DistributedDataParallel(net) if dist.get_world_size() > 1 else net
     batches = Batches(config.get("data", int(re.sub(r"\D", "", name))) + 1000 * dist.get_rank())
-    for step in range(1, config.get("steps", 10**9) + 1):
+    for _ in range(config.get("steps", 10**9)):
         if _stops(folder / "stop"):
             break
         optimizer.zero_grad()
         loss = batches.loss(model)
-        (loss * float("nan") if step == config.get("nan") else loss).backward()
+        (loss * float("nan") if (folder / f"{name}.nan").exists() else loss).backward()
         bps.report_loss(loss.item())
         optimizer.step()
         recorder.note_step()
         recorder.note_rounds()
         time.sleep(config.get("sleep", 0.002))
     recorder.facts.update(
-        steps=step,
         size=bps.size(),
         digest=parameters_digest(net),
         anchors=digest({"": {n: x.numpy() for n, x in recorder.anchors.items()}}),

@@ -23,7 +23,7 @@ from tests.torch import forked, scripts
 from tests.torch.mailbox.job import ARCHIVE, digest
 
 JOB = Path(__file__).with_name("job.py")
-TIMEOUT = 150  # seconds for anything that a test waits for
+TIMEOUT = 100  # seconds for anything that a test waits for
 # One payload is one parameter, and every parameter is compressed.
 ENVIRONMENT = {"BYTEPS_MIN_COMPRESS_BYTES": "0"}
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
