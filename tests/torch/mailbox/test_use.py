@@ -8,6 +8,7 @@ import torch
 
 import gluon_gc.torch as bps
 from gluon_gc.mailbox import objects, store
+from gluon_gc.mailbox.participant import Participant
 from gluon_gc.mailbox.store import Store
 from tests.torch.common import raised
 from tests.torch.workers import on_workers
@@ -177,3 +178,15 @@ def test_set_epoch_changes_the_next_rounds_payload(tmp_path):
         (payload,) = Store(url).list(f"difference/rounds/{len(sizes) + 1:08}/payloads/")
         sizes.append(payload.size)
     assert sizes[0] > 2 * sizes[1]
+
+
+@on_workers(1, BYTEPS_MIN_COMPRESS_BYTES=0)
+def test_a_round_that_fails_while_a_worker_leaves_is_not_an_error(tmp_path):
+    lives(str(tmp_path / "run"))
+    # As Python's thread pools do at the end of a process.
+    error = RuntimeError("cannot schedule new futures after interpreter shutdown")
+    with mock.patch.object(Participant, "take_part", side_effect=error) as take_part:
+        trained(Net(), 5, algorithm={**EVERY_5, "overlap": 1})
+        bps.shutdown()
+    assert take_part.called
+    bps.init()
