@@ -297,9 +297,10 @@ class _Lane:
         return self.finished()
 
     def last_outcome(self) -> Optional[Outcome]:
-        """Wait a moment for the round under way. None if it does not end."""
+        """Wait a moment for the round under way. None if it does not end, or fails."""
         wait([self._under_way], _POLL)
-        return self.finished()
+        failed = self._under_way.done() and self._under_way.exception() is not None
+        return None if failed else self.finished()
 
     def settle(self, outcome: Outcome, restarted: bool) -> None:
         """Note the outcome, and whether the parameters have restarted from the anchor."""
@@ -319,7 +320,9 @@ class _Lane:
                 }
             return
         self.participant.packing.take_back()
-        if restarted:
+        if outcome.nonfinite:  # the steps since the last contribution are undone
+            self._counted_samples = self._samples
+        elif restarted:
             self.uncounted = sent
 
     def leave(self, differences: Arrays, samples: float, about: Dict[str, Any]) -> None:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, Callable, Iterable, List, Optional, TypeVar
 
 from ..log import logger
-from .store import Entry, Store, StoreError
+from .store import ConflictError, Entry, Store, StoreError
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
+_CONFLICT_PAUSE, _MOST_CONFLICTS = 0.1, 20  # a conflict is as short as a request
 Answer = TypeVar("Answer")
 
 
@@ -22,7 +23,8 @@ class PatientStore:
     """Repeats the calls of a `Store`, for several threads, until it answers or `stop` is called.
 
     It knows for how long a round has been hindered: because the store does not answer, or because
-    too few workers are there. While `repeats` is False, it raises the store's errors.
+    too few workers are there. While `repeats` is False, it raises the store's errors, but repeats
+    the creation of an object that another worker creates at the same time.
     """
 
     repeats = False
@@ -67,11 +69,16 @@ class PatientStore:
         self._hindered_since = None
 
     def _repeat(self, call: Callable[[], Any]) -> Any:
-        pause = _FIRST_PAUSE
+        pause, conflicts = _FIRST_PAUSE, 0
         while True:
             try:
                 answer = call()
             except StoreError as error:
+                # Two workers may decide, or join a new run, at once.
+                conflicts += isinstance(error, ConflictError)
+                if isinstance(error, ConflictError) and conflicts <= _MOST_CONFLICTS:
+                    self.sleep(_CONFLICT_PAUSE)
+                    continue
                 if not self.repeats:
                     raise
                 self._note_failure(error)

@@ -196,10 +196,10 @@ class Run:
     def _join(self, facts: Facts) -> None:
         own = stated(facts)
         job = objects.pack({"format": FORMAT, "version": __version__, "facts": own})
-        if self._store.put(objects.JOB, job, create=True):
+        if self._patient.put(objects.JOB, job, create=True):
             logger.debug("the run at %s is new", self.url)
             return
-        header = objects.unpack(objects.JOB, self._store.get(objects.JOB) or b"").header
+        header = objects.unpack(objects.JOB, self._patient.get(objects.JOB) or b"").header
         if header["format"] != FORMAT:
             raise RuntimeError(
                 f"the run at {self.url} has format {header['format']}, of gluon_gc "

@@ -32,6 +32,10 @@ class StoreError(ConnectionError):
     """The store has refused an operation, or did not answer."""
 
 
+class ConflictError(StoreError):
+    """Another request for the same object had not ended. The object may not exist."""
+
+
 class Entry(NamedTuple):
     """An object in a listing."""
 
@@ -117,8 +121,7 @@ class Store:
             try:
                 obstore.put(client, name, content, mode=mode, use_multipart=False)
             except AlreadyExistsError as error:
-                # S3 answers so while another request has not ended. The object may not exist.
-                if not create or "ConditionalRequestConflict" in str(error):
+                if not create or _is_conflict(error):
                     raise
                 return False
         return True
@@ -225,7 +228,12 @@ class Store:
             yield
         except (BaseError, OSError, NotImplementedError) as error:
             message = f"{self.url}: cannot {operation} '{name}': {_reason(error)}"
-            raise StoreError(message) from None
+            raise (ConflictError if _is_conflict(error) else StoreError)(message) from None
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Whether this is S3's answer while another request for the object has not ended."""
+    return "ConditionalRequestConflict" in str(error)
 
 
 def _parsed(url: str) -> Tuple[str, Optional[str]]:

@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from gluon_gc.mailbox.patient_store import PatientStore, StoppedError
-from gluon_gc.mailbox.store import StoreError
+from gluon_gc.mailbox.store import Store, StoreError
+from tests.neutral.mailbox.stores import refusal
 
 from .workers import TIMEOUT, FaultyStore
 
@@ -51,6 +52,18 @@ def test_errors_are_raised_before_a_worker_has_joined(stores):
     with pytest.raises(StoreError, match="no answer"):
         patient.get("a")
     assert store.calls == [("get", "a")]
+
+
+def test_two_workers_that_create_an_object_at_once_are_no_failure(bucket, proxy, logged):
+    conflict = refusal(409, "ConditionalRequestConflict")
+    left = [conflict] * 2
+    proxy.change = lambda request: left.pop() if left else None
+    patient = PatientStore(Store(bucket))
+    assert patient.put("job", b"1", create=True) is True
+    assert not left and not logged.records
+    proxy.change = lambda request: conflict
+    with pytest.raises(StoreError, match="409 Conflict"):  # it does not end
+        patient.put("job", b"1", create=True)
 
 
 def test_a_store_that_fails_hinders_rounds_even_if_another_kind_notes_progress(stores):

@@ -1,0 +1,345 @@
+"""Starts the workers of a run (job.py), and checks what they have done against a NumPy replay."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import numpy as np
+
+from gluon_gc import compression
+from gluon_gc.mailbox import objects
+from gluon_gc.mailbox.store import Store
+from tests.algorithm_replay import LocalStepsReplay
+from tests.processes import heed_interrupts
+from tests.torch import forked, scripts
+from tests.torch.mailbox.job import ARCHIVE, digest
+
+JOB = Path(__file__).with_name("job.py")
+TIMEOUT = 100  # seconds for anything that a test waits for
+# One payload is one parameter, and every parameter is compressed.
+ENVIRONMENT = {"BYTEPS_MIN_COMPRESS_BYTES": "0"}
+ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+EVERY_5 = {"name": "local_steps", "every": 5, "outer_momentum": 0.5}
+
+
+class Worker:
+    """A process of a run."""
+
+    def __init__(self, folder: Path, name: str, process: Any) -> None:
+        self.name, self.process, self._begin = name, process, folder / name
+
+    @property
+    def exit_code(self) -> Optional[int]:
+        """Its exit code; None while it lives."""
+        if isinstance(self.process, subprocess.Popen):
+            return self.process.poll()
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def _text(self, suffix: str) -> str:
+        file = Path(f"{self._begin}.{suffix}")
+        return file.read_text() if file.exists() else ""
+
+    @property
+    def log(self) -> str:
+        """The messages of gluon_gc."""
+        return self._text("log")
+
+    @property
+    def said(self) -> str:
+        """What it has printed."""
+        return self._text("out")
+
+    @property
+    def steps(self) -> int:
+        """The steps that it has made so far."""
+        return len(self._text("steps"))
+
+    @property
+    def is_held(self) -> bool:
+        return Path(f"{self._begin}.held").exists()
+
+    @property
+    def rounds(self) -> List[Dict[str, Any]]:
+        """The rounds after which it could look: {"kind", "round", "digest"}."""
+        lines = self._text("rounds").split("\n")[:-1]  # after the last newline, half a line
+        return [json.loads(line) for line in lines]
+
+    @property
+    def last_round(self) -> int:
+        return max((line["round"] for line in self.rounds), default=-1)
+
+    @property
+    def facts(self) -> Dict[str, Any]:
+        return json.loads(self._text("json"))
+
+    @property
+    def arrays(self) -> Dict[str, Dict[str, np.ndarray]]:
+        """What it has made, its residuals and its parameters, at its end."""
+        found: Dict[str, Dict[str, np.ndarray]] = defaultdict(dict)
+        with np.load(f"{self._begin}.npz") as saved:
+            for key in saved:
+                kind, _, name = key.partition("/")
+                found[kind][name] = saved[key]
+        return found
+
+
+class Workers:
+    """The workers of one run, and their common config."""
+
+    def __init__(self, folder: Path, url: str, variables: Dict[str, str], **config: Any) -> None:
+        self.folder, self.url, self.variables = folder, url, variables
+        self.config = {"algorithm": EVERY_5, "compression_params": ONEBIT, **config}
+        self.workers: List[Worker] = []
+        folder.mkdir(exist_ok=True)
+
+    def start(self, name: str, **config: Any) -> Worker:
+        """Start a worker by forking a process that has imported PyTorch."""
+        (worker,) = self.start_site(name, 1, **config)
+        return worker
+
+    def start_site(self, name: str, size: int, **config: Any) -> List[Worker]:
+        """Start a site of several workers. Without a launcher's variables, if it is only one."""
+        places = forked.places(size) if size > 1 else [{}]
+        context = forked.server(frozenset(scripts.environ().items()))
+        started = []
+        for rank, place in enumerate(places):
+            file = f"{name}.{rank}" if rank else name
+            out = self.folder / f"{file}.out"
+            out.touch()
+            environment = {**scripts.environ(), **ENVIRONMENT, **self.variables, **place}
+            arguments = environment, str(out), self._config(name, config)
+            process = context.Process(target=_work, args=arguments)
+            process.start()
+            started.append(Worker(self.folder, file, process))
+        self.workers += started
+        return started
+
+    def start_python(self, name: str, **config: Any) -> Worker:
+        """Start a worker as a user does."""
+        with open(self.folder / f"{name}.out", "w") as out:
+            process = subprocess.Popen(
+                [sys.executable, str(JOB), json.dumps(self._config(name, config))],
+                env={**scripts.environ(), **ENVIRONMENT, **self.variables},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                preexec_fn=heed_interrupts,
+            )
+        self.workers.append(Worker(self.folder, name, process))
+        return self.workers[-1]
+
+    def _config(self, name: str, config: Dict[str, Any]) -> Dict[str, Any]:
+        own = {"folder": str(self.folder), "url": self.url, "name": name}
+        return {**self.config, **config, **own}
+
+    def wait(self, what: str, happens: Callable[[], Any]) -> None:
+        """Wait until something happens. Fail if that takes too long, or if a worker fails."""
+        deadline = time.monotonic() + TIMEOUT
+        while not happens():
+            self._require_no_failure()
+            assert time.monotonic() < deadline, f"{what} does not happen\n{self.logs()}"
+            time.sleep(0.01)
+
+    def wait_for_rounds(self, number: int, *workers: Worker) -> None:
+        """Wait until each of these workers has seen this number of rounds more."""
+        goals = [len(worker.rounds) + number for worker in workers]
+        self.wait(
+            f"{number} more rounds",
+            lambda: all(len(w.rounds) >= goal for w, goal in zip(workers, goals)),
+        )
+
+    def wait_for_end(self, worker: Worker, code: int = 0) -> None:
+        self.wait(f"the end of {worker.name}", lambda: worker.exit_code is not None)
+        assert worker.exit_code == code, self.logs()
+
+    def stop(self) -> List[Worker]:
+        """Let all workers leave. Return those that lived until then."""
+        alive = [worker for worker in self.workers if worker.exit_code is None]
+        (self.folder / "stop").touch()
+        for worker in alive:
+            self.wait_for_end(worker)
+        return alive
+
+    def restart(self) -> None:
+        """Let new workers train after `stop`."""
+        (self.folder / "stop").unlink()
+
+    def kill(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        for worker in self.workers:
+            wait = getattr(worker.process, "join", None) or worker.process.wait
+            wait()
+
+    def _require_no_failure(self) -> None:
+        """Fail if a worker has ended with an error that no test expects."""
+        for worker in self.workers:
+            assert worker.exit_code in (None, 0, 1, 3, 143, -signal.SIGKILL, -signal.SIGINT) and (
+                worker.exit_code != 1 or "the worker's own error" in worker.said
+            ), f"{worker.name} has failed\n{self.logs()}"
+
+    def logs(self) -> str:
+        texts = []
+        for worker in self.workers:
+            last = worker.log.splitlines()[-15:] or [""]
+            texts.append(
+                "\n".join([f"-- {worker.name}: {worker.exit_code}", *last, worker.said[-1500:]])
+            )
+        return "\n".join(texts)
+
+
+def _work(environment: Dict[str, str], out: str, config: Dict[str, Any]) -> None:
+    """Be a worker, in a forked process."""
+    from tests.torch.mailbox import job
+
+    forked.become(environment, out)
+    job.work(config)
+
+
+class Round:
+    """A round in the store: its result, and its payloads by worker."""
+
+    def __init__(self, header: Dict[str, Any], payloads: Dict[str, objects.Object]) -> None:
+        self.number, self.counted, self.excluded = (
+            header[key] for key in ("round", "counted", "excluded")
+        )
+        self.payloads = payloads
+
+    @property
+    def names(self) -> List[str]:
+        return [entry["worker"] for entry in self.counted]
+
+
+class Replay:
+    """All that a run has left in its store, and its shared state after each round."""
+
+    def __init__(self, url: str, config: Dict[str, Any], kind: str = "difference") -> None:
+        self._store, self.kind, self._config = Store(url), kind, config
+        state = self._get(objects.state_name(kind, 0))
+        arrays: Dict[str, Dict[str, np.ndarray]] = defaultdict(dict)
+        begin = 0
+        for shared, name, dtype, size in state.header["arrays"]:
+            values = arrays[shared][name] = np.frombuffer(state.body, dtype, size, begin).copy()
+            begin += values.nbytes
+        self.names = list(arrays["anchor"])
+        self._sizes = {name: values.size for name, values in arrays["anchor"].items()}
+        assert not any(values.any() for values in arrays["outer_momentum"].values())
+        options = {key: value for key, value in config["algorithm"].items() if key != "name"}
+        self._algorithm = LocalStepsReplay([arrays["anchor"]], **{**options, "every": 1})
+        self._algorithm.velocity = arrays["outer_momentum"]  # zeros of both signs
+        self.digests = {0: self._digest()}
+        self.rounds = [*self._rounds()]
+        for each in self.rounds:
+            self._apply(each)
+            self.digests[each.number] = self._digest()
+
+    def _get(self, name: str) -> Optional[objects.Object]:
+        """Read an object, also after its removal."""
+        for place in (name, ARCHIVE + name):
+            data = self._store.get(place)
+            if data is not None:
+                return objects.unpack(place, data)
+        return None
+
+    def _rounds(self) -> Iterator[Round]:
+        number, last = 1, None
+        while last is None:
+            result = self._get(objects.result_name(self.kind, number))
+            folder = objects.payloads_folder(self.kind, number)
+            listed = [*self._store.list(folder), *self._store.list(ARCHIVE + folder)]
+            names = sorted({objects.last_part(entry.name) for entry in listed})
+            payloads = {n: self._get(objects.payload_name(self.kind, number, n)) for n in names}
+            if result is None:
+                self.open_payloads, last = payloads, number
+            else:
+                yield Round(result.header, payloads)
+            number += 1
+
+    def decoded(self, payload: objects.Object) -> Dict[str, np.ndarray]:
+        """The arrays of a payload."""
+        found, begin = {}, 0
+        for name, length in zip(self._order(), payload.header["lengths"]):
+            part = np.frombuffer(payload.body, np.uint8, length, begin)
+            begin += length
+            params = self._params(name)
+            if params.compressor is None:
+                found[name] = part.view(np.float32)
+                continue
+            codec = params.codec(self._sizes[name], "float32")
+            row = np.zeros(codec.payload_bytes, np.uint8)
+            row[:length] = part
+            found[name] = codec.decompress(row)[0]
+        assert begin == len(payload.body)
+        return found
+
+    def _order(self) -> List[str]:
+        return self.names
+
+    def _params(self, name: str) -> compression.CompressionParams:
+        return _parsed(json.dumps(self._config["compression_params"]))
+
+    def _apply(self, each: Round) -> None:
+        total = sum(entry["weight"] for entry in each.counted)
+        if not total:
+            return
+        means: Dict[str, np.ndarray] = {}
+        for entry in each.counted:
+            payload = each.payloads[entry["worker"]]
+            assert payload.digest == entry["digest"]
+            share = np.float32(entry["weight"] / total)
+            for name, values in self.decoded(payload).items():
+                part = share * values
+                means[name] = means[name] + part if name in means else part
+        for name, mean in means.items():
+            self._algorithm._outer_step(name, mean)
+
+    def _digest(self) -> str:
+        flat = {
+            "anchor": {n: self._algorithm.anchor[n] for n in self.names},
+            "outer_momentum": {n: self._algorithm.velocity[n] for n in self.names},
+        }
+        return digest(flat)
+
+    def handed_over(self, worker: str) -> Dict[str, np.ndarray]:
+        """The sum of what rounds have counted of a worker, and of its last payload."""
+        every = [(each.payloads.get(worker), worker in each.names) for each in self.rounds]
+        every.append((self.open_payloads.get(worker), False))
+        put = [(payload, counted) for payload, counted in every if payload is not None]
+        total = {name: np.zeros(size) for name, size in self._sizes.items()}
+        for number, (payload, counted) in enumerate(put):
+            if counted or number == len(put) - 1:
+                for name, values in self.decoded(payload).items():
+                    total[name] += values
+        return total
+
+    def require_equal_bits(self, workers: List[Worker]) -> None:
+        """Check that all workers had the bits of this replay after each round."""
+        seen = [line for worker in workers for line in worker.rounds if line["kind"] == self.kind]
+        assert seen
+        for line in seen:
+            assert line["digest"] == self.digests[line["round"]], f"round {line['round']}"
+
+    def require_nothing_lost(self, worker: Worker) -> None:
+        """Check that rounds, the last payload and the residual have all that a worker has made."""
+        arrays = worker.arrays
+        handed_over = self.handed_over(worker.facts["worker"])
+        for name in self.names:
+            made = arrays["made"][name].reshape(-1)
+            found = handed_over[name] + arrays["residual"].get(name, 0)
+            scale = np.abs(made).max() + np.abs(arrays["parameter"][name]).max()
+            np.testing.assert_allclose(found, made, rtol=0, atol=1e-5 * scale, err_msg=name)
+
+
+@lru_cache(maxsize=None)
+def _parsed(params: str) -> compression.CompressionParams:
+    return compression.parse(json.loads(params))

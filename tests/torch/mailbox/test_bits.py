@@ -1,0 +1,86 @@
+"""The bits of rounds through a mailbox: those of torch.distributed, and equal ones at all sites."""
+
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.torch.workers import run
+
+from .job import Batches, Net, optimizer_of, parameters_digest
+from .runs import Replay
+
+# Names match parameters of the model, whose last matrix is uncompressed.
+OVERRIDES = {
+    "onebit.*": {"compressor": "onebit", "scaling": True, "ef": "vanilla", "exchange": "gather"},
+    "topk.*": {"compressor": "topk", "k": 0.1, "ef": "vanilla", "exchange": "gather"},
+    "blocks.*": {"compressor": "blockwise", "ef": "vanilla", "exchange": "gather"},
+}
+STEPS, EVERY = 26, 4
+VARIANTS = {
+    "plain": {},
+    "fragments": {"fragments": 2, "overlap": 1, "mix": 0.25},
+}
+
+
+def config_of(variant):
+    return {
+        "algorithm": {"name": "local_steps", "every": EVERY, **VARIANTS[variant]},
+        "compression_params": None,
+        "overrides": OVERRIDES,
+        "optimizer": "AdamW",
+        "steps": STEPS,
+        "sleep": 0,
+    }
+
+
+def train_without_a_mailbox(folder):
+    """Train in workers of torch.distributed, and write digests of their parameters."""
+    for variant in VARIANTS:
+        net = Net()
+        config = config_of(variant)
+        optimizer = optimizer_of(net, config)
+        batches = Batches(dist.get_rank())
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            batches.loss(net).backward()
+            optimizer.step()
+        optimizer.compression_state.close()
+        Path(folder, f"{variant}.{dist.get_rank()}").write_text(parameters_digest(net))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_weights_are_those_of_torch_distributed_if_nobody_fails(size, tmp_path, workers):
+    variables = {"BYTEPS_MIN_COMPRESS_BYTES": 0, "BYTEPS_PARTITION_BYTES": 2048}
+    jobs = {}
+    for variant in VARIANTS:
+        settings = {"min_workers": size, "grace": 600}
+        job = workers(str(tmp_path / variant), settings=settings, round_grace=0.05)
+        job.variables.update({name: str(value) for name, value in variables.items()})
+        jobs[variant] = job, [job.start(f"w{rank}", **config_of(variant)) for rank in range(size)]
+    run(train_without_a_mailbox, size, variables, folder=str(tmp_path))
+    for variant, (job, started) in jobs.items():
+        for rank, worker in enumerate(started):
+            job.wait_for_end(worker)
+            expected = Path(tmp_path, f"{variant}.{rank}").read_text()
+            assert worker.facts["digest"] == expected, variant
+
+
+def test_a_site_of_two_processes_is_one_worker(url, workers):
+    job = workers(url, settings={"grace": 1.0, "keep": 3})
+    one, two = job.start_site("w0", 2)
+    other = job.start("w1")
+    job.wait_for_rounds(3, one, other)
+    other.kill()
+    third = job.start("w2")
+    job.wait_for_rounds(3, one, third)
+    assert job.stop() == [one, two, third]
+    replay = Replay(url, job.config)
+    replay.require_equal_bits(job.workers)
+    for worker in (one, third):
+        replay.require_nothing_lost(worker)
+    for fact in ("worker", "seed", "size", "digest", "anchors"):
+        assert one.facts[fact] == two.facts[fact] != ""
+    weights = {e["worker"][:2]: e["weight"] / 5 for each in replay.rounds for e in each.counted}
+    assert weights["w0"] % 2 == 0
+    assert one.facts["worker"] != third.facts["worker"]

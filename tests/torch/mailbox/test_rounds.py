@@ -1,0 +1,201 @@
+"""Rounds through a mailbox with workers that crash, lag, come and go."""
+
+import signal
+
+from tests.neutral.mailbox.stores import refusal
+
+from .runs import EVERY_5, Replay
+
+FAST = {"grace": 0.3, "keep": 1000}
+
+
+def require_sound(run, alive):
+    """Check bits after each round, and that workers that lived until the end lost nothing."""
+    replay = Replay(run.url, run.config)
+    replay.require_equal_bits(run.workers)
+    for worker in alive:
+        replay.require_nothing_lost(worker)
+    return replay
+
+
+# The points of the protocol, in the order in which a worker reaches them.
+AT_FIRST = ["the run at .* is new", "the state after round 0 is saved"]
+POINTS = [
+    "joins in round",
+    "round .* begins",
+    "the payload of round .* is put",
+    "round .* is complete",
+    "the payloads of round .* are read",
+    "the result of round .* is written",
+    "the state after round [1-9].* is saved",
+    "the payloads of round .* are removed",
+    "the states before round [1-9].* are removed",
+]
+
+
+def test_a_run_survives_a_kill_at_each_point_of_the_protocol(url, workers):
+    run = workers(url, settings={"grace": 0.2, "keep": 2})
+    for point in AT_FIRST:
+        run.wait_for_end(run.start(f"first{AT_FIRST.index(point)}", kill=point), -signal.SIGKILL)
+    steady = run.start("w0")
+    run.wait_for_rounds(1, steady)
+    for number in range(0, len(POINTS), 2):
+        points = POINTS[number : number + 2]  # one victim for each, at the same time
+        pair = [run.start(f"w{number + i}", kill=p, sleep=0.01) for i, p in enumerate(points, 1)]
+        for victim in pair:
+            run.wait_for_end(victim, -signal.SIGKILL)
+    last = run.start("w99")
+    run.wait_for_rounds(2, steady, last)
+    alive = run.stop()
+    assert alive == [steady, last]
+    require_sound(run, alive)
+
+
+def test_a_run_of_which_all_workers_are_killed_goes_on_from_its_last_round(url, workers):
+    run = workers(url, settings={**FAST, "keep": 3})
+    killed = [run.start("w0"), run.start("w1")]
+    run.wait_for_rounds(5, *killed)
+    for worker in killed:
+        worker.kill()
+    last = min(worker.last_round for worker in killed)
+    others = [run.start("w2", seed=7), run.start("w3", seed=8)]  # with other first parameters
+    run.wait_for_rounds(3, *others)
+    alive = run.stop()
+    assert alive == others
+    require_sound(run, alive)
+    for worker in others:
+        assert worker.rounds[0]["round"] >= last
+
+
+def test_two_deciders_at_once_agree(url, workers):
+    run = workers(url, settings={**FAST, "grace": 1}, hold="round 3 is complete")
+    both = [run.start("w0"), run.start("w1")]
+    run.wait("both are about to decide", lambda: all(worker.is_held for worker in both))
+    # It puts its payload after both have looked, and decides with other payloads than theirs.
+    late = run.start("w2", hold="round 3 is complete")
+    run.wait("a third one is about to decide", lambda: late.is_held)
+    (run.folder / "released").touch()
+    run.wait_for_rounds(3, *both, late)
+    replay = require_sound(run, run.stop())
+    third = replay.rounds[2]
+    assert len(third.payloads) == 3
+    assert len(third.counted) in (2, 3)
+    wrote = ["the result of round 3 is written" in worker.log for worker in (*both, late)]
+    assert wrote.count(True) == 1
+    assert wrote.index(True) == 2 or len(third.counted) == 2
+
+
+def test_workers_that_lag_join_late_or_have_a_nan_lose_nothing(url, workers):
+    run = workers(url, settings={**FAST, "grace": 0.1})
+    fast = run.start("w0", settings={**run.config["settings"], "samples_per_step": 4})
+    slow = run.start("w1", sleep=0.05)
+    run.wait_for_rounds(2, fast, slow)
+    by_time = {**EVERY_5, "every": "0.2 s"}
+    late = run.start("w2", algorithm=by_time)
+    run.wait_for_rounds(5, slow, late)
+    nan = run.folder / "w2.nan"  # its gradients are NaN while this file exists
+    nan.touch()
+    run.wait("the round with a NaN", lambda: "has a NaN or an infinity" in fast.log)
+    nan.unlink()
+    run.wait_for_rounds(3, slow, late)
+    alive = run.stop()
+    replay = require_sound(run, [fast, slow])
+    names = {worker: worker.facts["worker"] for worker in alive}
+    counted = {worker: [r for r in replay.rounds if names[worker] in r.names] for worker in alive}
+    assert 2 <= len(counted[slow]) < len(replay.rounds)
+    assert len(counted[fast]) > len(counted[slow])
+    for worker, samples in ((fast, 4), (slow, 1)):  # the weight is of all samples since it counted
+        entries = [e for r in counted[worker] for e in r.counted if e["worker"] == names[worker]]
+        assert sum(entry["weight"] for entry in entries) == samples * entries[-1]["steps"]
+    assert any(e["loss"] is not None for r in counted[late] for e in r.counted)
+    excluded = [r.excluded for r in replay.rounds if r.excluded]
+    assert {name for each in excluded for name in each} == {names[late]}
+    assert "parameter onebit.weight has a NaN or an infinity" in excluded[0][names[late]]
+    message = f"leaves out worker {names[late]}: parameter onebit.weight has a NaN"
+    assert all(message in worker.log for worker in alive)
+    # The samples of the steps that a NaN undid have no weight.
+    payloads = [r.payloads[names[late]] for r in replay.rounds if names[late] in r.payloads]
+    undone = sum(p.header["weight"] for p in payloads if p.header["nonfinite"])
+    entries = [e for r in counted[late] for e in r.counted if e["worker"] == names[late]]
+    weights = sum(entry["weight"] for entry in entries)
+    assert weights == entries[-1]["steps"] - undone
+
+
+def test_a_worker_that_ends_puts_what_it_has_unless_it_failed(tmp_path, workers):
+    run = workers(str(tmp_path / "run"), settings=FAST)
+    steady = run.start("w0", sleep=0.01)
+    codes = {"terminated": 143, "interrupted": -signal.SIGINT, "exit": 3, "raise": 1}
+    steps = {"exit": 12, "raise": 12}
+    started = {
+        end: run.start_python(f"w{number}", end=end, steps=steps.get(end, 10**9))
+        for number, end in enumerate(codes, start=1)
+    }
+    endless = [started["terminated"], started["interrupted"]]
+    run.wait_for_rounds(2, *endless)
+    for worker, number in zip(endless, (signal.SIGTERM, signal.SIGINT)):
+        worker.process.send_signal(number)
+    for end, worker in started.items():
+        run.wait_for_end(worker, codes[end])
+    run.wait_for_rounds(2, steady)
+    assert run.stop() == [steady]
+    putting = [worker for end, worker in started.items() if end != "raise"]
+    replay = require_sound(run, [steady, *putting])
+    for worker in started.values():
+        assert "lost" not in worker.said, worker.said
+        payloads = [r.payloads.get(worker.facts["worker"]) for r in replay.rounds]
+        last = [payload for payload in payloads if payload is not None][-1]
+        assert last.header["leaves"] == (worker in putting)
+
+
+def test_training_goes_on_locally_while_too_few_workers_are_there(url, workers):
+    run = workers(url, settings={**FAST, "min_workers": 2})
+    first = run.start("w0", round_grace=0.3)
+    run.wait("it goes on alone", lambda: "round 1 has 1 workers of min_workers 2" in first.log)
+    second = run.start("w1")
+    run.wait_for_rounds(3, first, second)
+    second.kill()
+    third = run.start("w2")
+    run.wait_for_rounds(3, first, third)
+    replay = require_sound(run, run.stop())
+    assert all(len(each.counted) >= 2 for each in replay.rounds)
+
+
+def test_training_goes_on_locally_while_the_store_fails(bucket, proxy, workers):
+    run = workers(bucket, settings={**FAST, "grace": 0.5})
+    both = [run.start("w0"), run.start("w1")]
+    run.wait_for_rounds(2, *both)
+    before = [worker.steps for worker in both]
+    proxy.change = lambda request: refusal(503, "SlowDown")
+    run.wait("both go on locally", lambda: all("Training goes on" in w.log for w in both))
+    run.wait(
+        "more local steps",
+        lambda: all(w.steps > b + 20 for w, b in zip(both, before)),
+    )
+    proxy.change = lambda request: None
+    run.wait_for_rounds(2, *both)
+    assert all("answers again, after" in worker.log for worker in both)
+    require_sound(run, run.stop())
+
+
+def test_a_worker_that_slept_until_its_rounds_were_removed_loses_nothing(url, workers):
+    run = workers(url, settings={"grace": 0.3, "keep": 1})
+    steady = run.start("w0")
+    # The round mostly counts the one that sleeps after its payload is put, never the other one.
+    after = run.start("w1", hold="the payload of round .* is put")
+    before = run.start("w2", hold="round .* begins")
+    idle = run.start("w3", algorithm={**EVERY_5, "every": 10**6})
+    run.wait("it makes steps", lambda: idle.steps)
+    run.wait("both sleep", lambda: after.is_held and before.is_held)
+    run.wait_for_rounds(12, steady)
+    (run.folder / "released").touch()
+    run.wait_for_rounds(2, steady, after, before)
+    alive = run.stop()
+    assert len(alive) == 4
+    replay = require_sound(run, alive)
+    name = idle.facts["worker"]  # it has only put what it had at its end, into the open round
+    payloads = [*(each.payloads for each in replay.rounds), replay.open_payloads]
+    (number,) = [number for number, found in enumerate(payloads, start=1) if name in found]
+    assert number > 8
+    for worker in (after, before):
+        skipped = [b["round"] - a["round"] for a, b in zip(worker.rounds, worker.rounds[1:])]
+        assert max(skipped) > 8
