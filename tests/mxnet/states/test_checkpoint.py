@@ -25,7 +25,7 @@ from tests.mxnet.cluster.standing import on_workers, run, run_horovod, run_local
 from tests.mxnet.exchange.test_two_way import assert_equal
 
 SHAPES = [(300, 70), (33,), (1,)]  # BYTEPS_PARTITION_BYTES cuts the first one into chunks
-MIDDLE, END = 10, 20
+MIDDLE, END = 4, 8
 TWO_CHUNKS, THREE_CHUNKS = 64_000, 32_000  # bytes per chunk, at most
 
 WITH_FEEDBACK = {
