@@ -54,9 +54,7 @@ def check_learnt(log, said, saving):
 
 @pytest.mark.parametrize("compression, saving", [([], 1), (DGC, 10)], ids=["plain", "dgc"])
 def test_the_digits_are_learnt_on_two_workers(compression, saving, tmp_path):
-    start = scripts.run if compression else scripts.run_torchrun
-    arguments = ["--num-epochs", 2, *compression]
-    _, said, log = trained("digits.py", arguments, tmp_path, start=start)
+    _, said, log = trained("digits.py", ["--num-epochs", 2, *compression], tmp_path)
     check_learnt(log, said, saving)
     (configuration,) = read_configurations(str(tmp_path / "log.jsonl"))
     assert configuration["workers"] == 2
