@@ -29,9 +29,7 @@ DEFAULTS = {
     "warmup-lr": 0.0,
     "warmup-epochs": 0,
     "mode": "",
-    "save-period": 10,
     "save-dir": "params",
-    "resume-from": "",
     "logging-file": "baseline",
     "compressor": "",
     "ef": "",
@@ -115,10 +113,7 @@ def train(opt, net, ctx, logger):
         if bps.rank() == 0:
             logger.info("[Epoch %d] training: accuracy=%f", epoch, train_acc)
             logger.info("[Epoch %d] validation: accuracy=%f", epoch, val_acc)
-        if opt.save_dir and opt.save_period and (epoch + 1) % opt.save_period == 0:
-            net.save_parameters(f"{opt.save_dir}/cifar100-{opt.model}-{epoch}.params")
-    if opt.save_dir and opt.save_period:
-        net.save_parameters(f"{opt.save_dir}/cifar100-{opt.model}-{opt.num_epochs - 1}.params")
+    net.save_parameters(f"{opt.save_dir}/cifar100-{opt.model}-{opt.num_epochs - 1}.params")
 
 
 def main():
@@ -129,8 +124,6 @@ def main():
     logger.info(opt)
     context = mx.cpu(bps.local_rank())
     net = get_model(opt.model, classes=100)
-    if opt.resume_from:
-        net.load_parameters(opt.resume_from, ctx=context)
     makedirs(opt.save_dir)
     if opt.mode == "hybrid":
         net.hybridize()

@@ -1,6 +1,6 @@
 """Trains on ImageNet, with the arguments and calls of BytePS's train_gluon_imagenet_byteps_gc.py.
 
-It has the arguments that the published commands use, and those that reach gluon_gc.
+It has the arguments that the published commands use.
 """
 
 import math
@@ -22,7 +22,6 @@ DEFAULTS = {
     "rec-val-idx": "val.idx",
     "use-rec": False,
     "batch-size": 32,
-    "dtype": "float32",
     "num-gpus": 0,
     "num-data-workers": 4,
     "num-epochs": 3,
@@ -37,13 +36,7 @@ DEFAULTS = {
     "mode": "",
     "input-size": 224,
     "crop-ratio": 0.875,
-    "no-wd": False,
-    "save-frequency": 10,
     "save-dir": "params",
-    "resume-epoch": 0,
-    "resume-params": "",
-    "resume-states": "",
-    "log-interval": 50,
     "logging-file": "train_imagenet.log",
     "compressor": "",
     "ef": "",
@@ -87,32 +80,26 @@ def on_devices(batch, ctx):
     return (gluon.utils.split_and_load(array, ctx) for array in (batch.data[0], batch.label[0]))
 
 
-def test(net, opt, ctx, val_data):
+def test(net, ctx, val_data):
     """Return top-1 and top-5 error."""
     top1, top5 = mx.metric.Accuracy(), mx.metric.TopKAccuracy(5)
     val_data.reset()
     for batch in val_data:
         data, label = on_devices(batch, ctx)
-        outputs = [net(x.astype(opt.dtype, copy=False)) for x in data]
+        outputs = [net(x) for x in data]
         top1.update(label, outputs)
         top5.update(label, outputs)
     return 1 - top1.get()[1], 1 - top5.get()[1]
 
 
 def train(opt, net, ctx, train_data, val_data, logger):
-    if not opt.resume_params:
-        net.initialize(mx.init.MSRAPrelu(), ctx=ctx)
-    if opt.no_wd:
-        for param in net.collect_params(".*beta|.*gamma|.*bias").values():
-            param.wd_mult = 0.0
+    net.initialize(mx.init.MSRAPrelu(), ctx=ctx)
     optimizer = "sgd" if opt.compressor else "nag"
     rate = opt.lr * bps.size() / bps.local_size()
     batches = 1281167 // (opt.batch_size * bps.size())
     decay = [int(epoch) - opt.warmup_epochs for epoch in opt.lr_decay_epoch.split(",")]
     lr_scheduler = shared.schedule(opt, opt.lr_mode, rate, batches, decay)
     optimizer_params = {"wd": opt.wd, "momentum": opt.momentum, "lr_scheduler": lr_scheduler}
-    if opt.dtype != "float32":
-        optimizer_params["multi_precision"] = True
     compression_params = {
         "compressor": opt.compressor,
         "ef": opt.ef,
@@ -123,8 +110,6 @@ def train(opt, net, ctx, train_data, val_data, logger):
     trainer = bps.DistributedTrainer(
         net.collect_params(), optimizer, optimizer_params, compression_params=compression_params
     )
-    if opt.resume_states:
-        trainer.load_states(opt.resume_states)
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=True)
     metric, best = mx.metric.Accuracy(), 1
 
@@ -132,36 +117,27 @@ def train(opt, net, ctx, train_data, val_data, logger):
         net.save_parameters(f"{opt.save_dir}/{name}.params")
         trainer.save_states(f"{opt.save_dir}/{name}.states")
 
-    for epoch in range(opt.resume_epoch, opt.num_epochs):
+    for epoch in range(opt.num_epochs):
         tic = time.time()
         train_data.reset()
         metric.reset()
-        for i, batch in enumerate(train_data):
+        for batch in train_data:
             data, label = on_devices(batch, ctx)
             with ag.record():
-                outputs = [net(x.astype(opt.dtype, copy=False)) for x in data]
-                losses = [
-                    loss_fn(yhat, y.astype(opt.dtype, copy=False))
-                    for yhat, y in zip(outputs, label)
-                ]
+                outputs = [net(x) for x in data]
+                losses = [loss_fn(yhat, y) for yhat, y in zip(outputs, label)]
             for loss in losses:
                 loss.backward()
             trainer.step(opt.batch_size)
             metric.update(label, outputs)
-            if opt.log_interval and not (i + 1) % opt.log_interval:
-                shown = epoch, i, metric.get()[1], trainer.learning_rate
-                logger.info("Epoch[%d] Batch [%d]\taccuracy=%f\tlr=%f", *shown)
         logger.info("[Epoch %d] time cost: %f", epoch, time.time() - tic)
-        top1, top5 = test(net, opt, ctx, val_data)
+        top1, top5 = test(net, ctx, val_data)
         logger.info("[Epoch %d] training: accuracy=%f", epoch, metric.get()[1])
         logger.info("[Epoch %d] validation: err-top1=%f err-top5=%f", epoch, top1, top5)
         if top1 < best:
             best = top1
             save(f"{best:.4f}-imagenet-{opt.model}-{epoch}-best")
-        if opt.save_frequency and (epoch + 1) % opt.save_frequency == 0:
-            save(f"imagenet-{opt.model}-{epoch}")
-    if opt.save_frequency:
-        save(f"imagenet-{opt.model}-{opt.num_epochs - 1}")
+    save(f"imagenet-{opt.model}-{opt.num_epochs - 1}")
 
 
 def main():
@@ -171,9 +147,6 @@ def main():
     logger.info(opt)
     context = mx.cpu(bps.local_rank())
     net = get_model(opt.model, ctx=context, pretrained=False, classes=1000)
-    net.cast(opt.dtype)
-    if opt.resume_params:
-        net.load_parameters(opt.resume_params, ctx=context)
     resize = math.ceil(opt.input_size / opt.crop_ratio)
     train_data = records(opt, opt.rec_train, opt.rec_train_idx, shuffle=True, **AUGMENTATION)
     val_data = records(opt, opt.rec_val, opt.rec_val_idx, shuffle=False, resize=resize)

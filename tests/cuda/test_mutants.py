@@ -8,7 +8,7 @@ import pytest
 from . import emulator
 from .mutants import MUTANTS, NOTHING, is_caught, said_of, verdict_of
 
-SOME = ("a symbol of zero has a sign", "no barrier before that is forgotten")
+SOME = ("a symbol of zero has a sign", "no barrier 1 in settle.cuh")
 
 
 @pytest.fixture(scope="module")

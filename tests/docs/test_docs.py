@@ -262,16 +262,32 @@ def wrong_commands(page):
             yield f"{problem}: {' '.join(words)}"
 
 
+# Scripts with arguments for the keys of compressors and algorithms, and bpslaunch.
+WITH_ARGUMENTS_OF_KEYS = (
+    "bpslaunch.py",
+    "example/mnist/train_mnist.py",
+    "example/language_model/train.py",
+)
+SCRIPTS = [*ROOT.glob("example/*.py"), *ROOT.glob("example/*/*.py"), *ROOT.glob("benchmark/*.py")]
+
+
+@functools.lru_cache(maxsize=None)
+def added_arguments():
+    """The options that scripts and their modules add to parsers by a name in the source."""
+    nodes = [node for path in SCRIPTS for node in ast.walk(ast.parse(path.read_text()))]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
+    names = [name for call in added for name in call.args]
+    return {name.value for name in names if isinstance(name, ast.Constant)}
+
+
 def unknown_arguments(page):
     """Options that the prose speaks of are those of some script that takes options."""
     spoken = {span.split()[0] for span in page.spans if re.match(r"--[a-z]", span)}
-    unknown = spoken - NOT_OFFERED - OF_OTHERS
-    paths = [*ROOT.glob("example/*.py"), *ROOT.glob("example/*/*.py"), *ROOT.glob("benchmark/*.py")]
-    scripts = [path for path in sorted(paths) if ".parse_args(" in path.read_text()]
-    of_scripts = (str(script.relative_to(ROOT)) for script in scripts)
-    for command in ["bpslaunch.py", OF_MAILBOXES, *of_scripts]:
+    unknown = spoken - NOT_OFFERED - OF_OTHERS - added_arguments()
+    for script in (*WITH_ARGUMENTS_OF_KEYS, OF_MAILBOXES):
         if unknown:  # the others need not be asked
-            unknown -= arguments_of(command)
+            unknown -= arguments_of(script)
     yield from sorted(unknown)
 
 

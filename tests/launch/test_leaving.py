@@ -216,7 +216,7 @@ def test_a_node_that_stands_still_is_missed_while_all_train(cluster, name):
     _all_miss(nodes, name)
 
 
-@pytest.mark.parametrize("name", ["server 0", "worker 0", "scheduler"])
+@pytest.mark.parametrize("name", ["worker 0", "scheduler"])
 def test_a_node_that_stands_still_is_missed_before_all_are_there(cluster, name):
     nodes = cluster(
         2, 1, PS_HEARTBEAT_TIMEOUT=3, BYTEPS_LOG_LEVEL="INFO", GLUON_GC_CONNECT_TIMEOUT=1

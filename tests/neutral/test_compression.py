@@ -54,136 +54,70 @@ def test_numpy_scalars_are_as_good_as_pythons():
     assert params == CompressionParams(registry["onebit"](scaling=True), fp16=True)
 
 
+FLAG, DECAY = "must be True or False, got ", "['ef_decay'] must be a number above 0 and at most 1, "
+FEEDBACK = "['ef'] must be 'vanilla', 'corrected' or 'sparse', got "
+SHARE = "must be a share below 1 or a whole number >= 1, got "
+WARM_UP = "must be a number above 0 and at most 1, or a list of them"
+
+
 @pytest.mark.parametrize(
-    "params, error, message",
+    "name, more, error, message",
     [
-        ([], TypeError, "compression_params must be a dict, got list"),
-        ({"compresor": "onebit"}, ValueError, "no key 'compresor'; did you mean 'compressor'?"),
-        ({3: 4}, ValueError, "no key 3"),
-        ({"type": "2bit", "threshold": 0.5}, ValueError, "['type'] is a key of MXNet's own"),
-        ({"compressor": "topk", "threshold": 1}, ValueError, "['threshold'] is a key of MXNet's"),
-        (
-            {"compressor": "onebits"},
-            ValueError,
-            f"['compressor'] must be {COMPRESSORS}, got 'onebits'",
-        ),
-        (
-            {"compressor": 1},
-            TypeError,
-            f"['compressor'] must be {COMPRESSORS}, got 1 (int)",
-        ),
-        (
-            {"compressor": "onebit", "scaling": "yes"},
-            TypeError,
-            "['scaling'] must be True or False, got 'yes' (str)",
-        ),
-        (
-            {"compressor": "onebit", "scaling": 1},
-            TypeError,
-            "['scaling'] must be True or False, got 1 (int)",
-        ),
-        (
-            {"compressor": "onebit", "ef": "vanila"},
-            ValueError,
-            "['ef'] must be 'vanilla', 'corrected' or 'sparse', got 'vanila'",
-        ),
-        (
-            {"compressor": "onebit", "ef": "vanilla", "ef_decay": 1.5},
-            ValueError,
-            "['ef_decay'] must be a number above 0 and at most 1, got 1.5",
-        ),
-        (
-            {"compressor": "onebit", "ef": "vanilla", "ef_decay": 0},
-            ValueError,
-            "['ef_decay'] must be a number above 0 and at most 1, got 0",
-        ),
-        (
-            {"compressor": "onebit", "ef": None, "ef_decay": 0.95},
-            ValueError,
-            "['ef_decay'] needs 'ef', got 0.95 without error feedback",
-        ),
-        (
-            {"compressor": "onebit", "ef": True},
-            TypeError,
-            "['ef'] must be 'vanilla', 'corrected' or 'sparse', got True",
-        ),
-        (
-            {"compressor": "onebit", "momentum": "polyak"},
-            ValueError,
-            "['momentum'] must be 'nesterov', got 'polyak'",
-        ),
-        (
-            {"compressor": "onebit", "momentum": 0.9},
-            TypeError,
-            "['momentum'] must be 'nesterov', got 0.9",
-        ),
-        (
-            {"compressor": "onebit", "fp16": "half"},
-            TypeError,
-            "['fp16'] must be True or False, got 'half'",
-        ),
-        ({"compressor": "topk", "k": 1, "value_bits": 8}, ValueError, "must be 16 or 32, got 8"),
-        ({"compressor": "topk", "k": -1}, ValueError, "['k'] must be a share below 1 or a whole"),
-        (
-            {"compressor": "topk", "k": True},
-            TypeError,
-            "or a whole number >= 1, got True (bool)",
-        ),
-        (
-            {"compressor": "onebit", "exchange": "ring"},
-            ValueError,
-            "['exchange'] must be 'two_way' or 'gather', got 'ring'",
-        ),
-        ({"compressor": "dgc"}, KeyError, "['k'] is missing; dgc needs a share below 1"),
-        (
-            {"compressor": "dgc", "k": 0.001, "compress_ratio": 1000},
-            ValueError,
-            "have 'k' and 'compress_ratio', which are the same",
-        ),
-        (
-            {"compressor": "dgc", "compress_ratio": 1},
-            ValueError,
-            "['compress_ratio'] must be a share between 0 and 1 or its reciprocal, got 1",
-        ),
-        (
-            {"compressor": "auto", "accuracy": "fast"},
-            ValueError,
-            "['accuracy'] must be 'exact', 'safe' or 'aggressive', got 'fast'",
-        ),
-        ({"compressor": "auto", "accuracy": 1}, TypeError, "'aggressive', got 1 (int)"),
-        (
-            {"compressor": "auto", "ef": "sparse"},
-            ValueError,
-            "'sparse' is for randomk, not for auto",
-        ),
-        ({"compressor": "dgc", "k": 9, "ef": "sparse"}, ValueError, "'sparse' is for randomk, not"),
-        ({"compressor": "onebit", "ef": "sparse"}, ValueError, "'sparse' is for randomk, not"),
-        (
-            {"compressor": "dgc", "k": 9, "exchange": "two_way"},
-            ValueError,
-            "['exchange'] must be 'gather' for dgc",
-        ),
-        (
-            {"compressor": "dgc", "k": 9, "warmup_epochs": 3, "warmup_coeff": [0.1, 0.01]},
-            ValueError,
-            "['warmup_coeff'] must have a share for each of the 3 warmup_epochs",
-        ),
-        (
-            {"compressor": "dgc", "k": 9, "warmup_coeff": [0.1, 1.5]},
-            ValueError,
-            "['warmup_coeff'] must be a number above 0 and at most 1, or a list of them",
-        ),
-        (
-            {"compressor": "dgc", "k": 9, "sample_ratio": 0},
-            ValueError,
-            "['sample_ratio'] must be 0 < sample_ratio <= 1, got 0",
-        ),
+        (None, [], TypeError, "compression_params must be a dict, got list"),
+        (None, {"compresor": "onebit"}, ValueError, "'compresor'; did you mean 'compressor'?"),
+        (None, {3: 4}, ValueError, "no key 3"),
+        (None, {"type": "2bit"}, ValueError, "['type'] is a key of MXNet's own"),
+        ("topk", {"threshold": 1}, ValueError, "['threshold'] is a key of MXNet's"),
+        ("onebits", {}, ValueError, f"['compressor'] must be {COMPRESSORS}, got 'onebits'"),
+        (1, {}, TypeError, f"['compressor'] must be {COMPRESSORS}, got 1 (int)"),
+        ("onebit", {"scaling": "yes"}, TypeError, f"['scaling'] {FLAG}'yes' (str)"),
+        ("onebit", {"scaling": 1}, TypeError, f"['scaling'] {FLAG}1 (int)"),
+        ("onebit", {"fp16": "half"}, TypeError, f"['fp16'] {FLAG}'half'"),
+        ("onebit", {"ef": "vanila"}, ValueError, FEEDBACK + "'vanila'"),
+        ("onebit", {"ef": True}, TypeError, FEEDBACK + "True"),
+        ("onebit", {"ef": "vanilla", "ef_decay": 1.5}, ValueError, DECAY + "got 1.5"),
+        ("onebit", {"ef": "vanilla", "ef_decay": 0}, ValueError, DECAY + "got 0"),
+        ("onebit", {"ef": None, "ef_decay": 0.95}, ValueError, "needs 'ef', got 0.95 without err"),
+        ("onebit", {"momentum": "polyak"}, ValueError, "['momentum'] must be 'nesterov', got 'po"),
+        ("onebit", {"momentum": 0.9}, TypeError, "['momentum'] must be 'nesterov', got 0.9"),
+        ("onebit", {"exchange": "ring"}, ValueError, "must be 'two_way' or 'gather', got 'ring'"),
+        ("topk", {"k": 1, "value_bits": 8}, ValueError, "must be 16 or 32, got 8"),
+        ("topk", {}, KeyError, "compression_params['k'] is missing; topk needs a share"),
+        ("topk", {"k": None}, KeyError, "compression_params['k'] is missing"),
+        ("topk", {"k": 0}, ValueError, f"['k'] {SHARE}0"),
+        ("topk", {"k": -3}, ValueError, f"['k'] {SHARE}-3"),
+        ("topk", {"k": 1.5}, ValueError, f"['k'] {SHARE}1.5"),
+        ("topk", {"k": float("nan")}, ValueError, f"['k'] {SHARE}nan"),
+        ("topk", {"k": float("inf")}, ValueError, f"['k'] {SHARE}inf"),
+        ("topk", {"k": "10"}, TypeError, f"['k'] {SHARE}'10' (str)"),
+        ("topk", {"k": True}, TypeError, f"['k'] {SHARE}True (bool)"),
+        ("randomk", {}, KeyError, "compression_params['k'] is missing; randomk needs a share"),
+        ("randomk", {"k": 3, "seed": 0}, ValueError, "['seed'] must be a whole number > 0, got 0"),
+        ("randomk", {"k": 3, "seed": 1.5}, TypeError, "a whole number > 0, got 1.5 (float)"),
+        ("dithering", {}, KeyError, "compression_params['k'] is missing; dithering needs"),
+        ("dithering", {"k": 0.5}, ValueError, "['k'] must be a whole number >= 1, got 0.5"),
+        ("dithering", {"k": 2**23}, ValueError, "from 1 to 8388607 for linear dithering"),
+        ("dithering", {"k": 32, "partition": "natural"}, ValueError, "from 1 to 31 for natural di"),
+        ("dithering", {"k": 2, "partition": "cubic"}, ValueError, "or 'natural', got 'cubic'"),
+        ("dithering", {"k": 2, "normalize": "l1"}, ValueError, "'max' or 'l2', got 'l1'"),
+        ("dgc", {}, KeyError, "['k'] is missing; dgc needs a share below 1"),
+        ("dgc", {"k": 0.001, "compress_ratio": 1000}, ValueError, "'compress_ratio', which are th"),
+        ("dgc", {"compress_ratio": 1}, ValueError, "a share between 0 and 1 or its reciprocal, go"),
+        ("dgc", {"k": 9, "exchange": "two_way"}, ValueError, "['exchange'] must be 'gather' for d"),
+        ("dgc", {"k": 9, "warmup_epochs": 3, "warmup_coeff": [0.1]}, ValueError, "of the 3 warmup"),
+        ("dgc", {"k": 9, "warmup_coeff": [1.5]}, ValueError, f"['warmup_coeff'] {WARM_UP}"),
+        ("dgc", {"k": 9, "sample_ratio": 0}, ValueError, "must be 0 < sample_ratio <= 1, got 0"),
+        ("auto", {"accuracy": "fast"}, ValueError, "'exact', 'safe' or 'aggressive', got 'fast'"),
+        ("auto", {"accuracy": 1}, TypeError, "'aggressive', got 1 (int)"),
+        ("auto", {"ef": "sparse"}, ValueError, "'sparse' is for randomk, not for auto"),
+        ("dgc", {"k": 9, "ef": "sparse"}, ValueError, "'sparse' is for randomk, not for dgc"),
+        ("onebit", {"ef": "sparse"}, ValueError, "'sparse' is for randomk, not for onebit"),
     ],
 )
-def test_wrong_params_are_refused_by_name_rule_and_value(params, error, message):
+def test_wrong_params_are_refused_by_name_rule_and_value(name, more, error, message):
     with pytest.raises(error) as raised:
-        parse(params, MU)
-    assert message in str(raised.value)
+        parse(more if name is None else {"compressor": name, **more}, MU)
+    assert message in raised.value.args[0]
 
 
 @pytest.mark.parametrize("mu", [None, 0, 0.0])
@@ -343,48 +277,6 @@ def test_each_compressor_has_options_with_rules_and_a_line_of_help(name):
     for key, option in kind.keys().items():
         assert option.meaning and option.allowed
         assert users_of(key)[name] == option and key in keys()
-
-
-K_RULE = "['k'] must be a share below 1 or a whole number >= 1, got "
-
-
-@pytest.mark.parametrize(
-    "name, more, error, message",
-    [
-        ("topk", {}, KeyError, "compression_params['k'] is missing; topk needs a share"),
-        ("topk", {"k": None}, KeyError, "compression_params['k'] is missing"),
-        ("topk", {"k": 0}, ValueError, K_RULE + "0"),
-        ("topk", {"k": -3}, ValueError, K_RULE + "-3"),
-        ("topk", {"k": 1.5}, ValueError, K_RULE + "1.5"),
-        ("topk", {"k": float("nan")}, ValueError, K_RULE + "nan"),
-        ("topk", {"k": float("inf")}, ValueError, K_RULE + "inf"),
-        ("topk", {"k": "10"}, TypeError, K_RULE + "'10' (str)"),
-        ("topk", {"k": True}, TypeError, K_RULE + "True (bool)"),
-        ("randomk", {}, KeyError, "compression_params['k'] is missing; randomk needs a share"),
-        ("randomk", {"k": 3, "seed": 0}, ValueError, "['seed'] must be a whole number > 0, got 0"),
-        ("randomk", {"k": 3, "seed": 1.5}, TypeError, "a whole number > 0, got 1.5 (float)"),
-        ("dithering", {}, KeyError, "compression_params['k'] is missing; dithering needs"),
-        ("dithering", {"k": 0.5}, ValueError, "['k'] must be a whole number >= 1, got 0.5"),
-        (
-            "dithering",
-            {"k": 2**23},
-            ValueError,
-            "['k'] must be a whole number from 1 to 8388607 for linear dithering",
-        ),
-        (
-            "dithering",
-            {"k": 32, "partition": "natural"},
-            ValueError,
-            "['k'] must be a whole number from 1 to 31 for natural dithering, got 32",
-        ),
-        ("dithering", {"k": 2, "partition": "cubic"}, ValueError, "or 'natural', got 'cubic'"),
-        ("dithering", {"k": 2, "normalize": "l1"}, ValueError, "'max' or 'l2', got 'l1'"),
-    ],
-)
-def test_wrong_options_of_a_compressor_are_refused(name, more, error, message):
-    with pytest.raises(error) as raised:
-        parse({"compressor": name, **more})
-    assert message in raised.value.args[0]
 
 
 # Random streams

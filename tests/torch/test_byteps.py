@@ -51,7 +51,7 @@ def script(name, words=""):
 def some_scripts_of_byteps(folder):
     os.chdir(folder)
     sys.path.insert(0, str(SCRIPTS))
-    for name in ("benchmark", "benchmark_ddp", "benchmark_cross_barrier", "elastic_benchmark"):
+    for name in ("benchmark_ddp", "benchmark_cross_barrier", "elastic_benchmark"):
         script(name, BENCHMARK)
 
 
@@ -59,7 +59,6 @@ def scripts_of_byteps(folder):
     os.chdir(folder)
     sys.path.insert(0, str(SCRIPTS))
     for fp16 in FP16:
-        script("benchmark", f"{BENCHMARK} {fp16}")
         words = f"--no-cuda --epochs 4 --batch-size 8 --lr 0.1 {fp16}"
         assert script("mnist", words)["accuracy"] > 0.8
     script("benchmark_ddp", BENCHMARK)

@@ -126,7 +126,7 @@ def test_random_orders_of_tensors_give_the_same_bits():
         return results
 
     orders = []
-    for _ in range(100):
+    for _ in range(40):
         names = list(random.permutation(list(sizes)))
         cuts = sorted(random.choice(range(1, len(names)), 3, replace=False))
         orders.append([list(part) for part in np.split(names, cuts)])
@@ -724,12 +724,8 @@ def for_ever():
             print("training", flush=True)
 
 
-@pytest.mark.parametrize(
-    "test",
-    [test_lifetimes.test_closing_gives_momentum_back, test_lifetimes.test_whole_numbers_of_numpy],
-)
-def test_workers_of_torchrun(test):
-    scripts.run_torchrun(*scripts.body_of(test))
+def test_workers_of_torchrun():
+    scripts.run_torchrun(*scripts.body_of(test_lifetimes.test_closing_gives_momentum_back))
 
 
 @pytest.mark.parametrize(

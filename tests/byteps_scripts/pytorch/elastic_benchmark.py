@@ -1,4 +1,7 @@
-"""The arguments and calls of BytePS's elastic_benchmark_byteps.py."""
+"""The arguments and calls of BytePS's elastic_benchmark_byteps.py and benchmark_byteps.py.
+
+benchmark_byteps.py ends where elastic_benchmark_byteps.py suspends.
+"""
 
 import synthetic
 import torch
@@ -15,6 +18,7 @@ optimizer = bps.DistributedOptimizer(
 )
 bps.broadcast_parameters(model.state_dict(), root_rank=0)
 bps.broadcast_optimizer_state(optimizer, root_rank=0)
+synthetic.log(bps, "Number of workers: %d", bps.size())
 synthetic.benchmark(bps, args, model, optimizer)
 
 rank = bps.rank()

@@ -15,12 +15,13 @@ from tests.mxnet.algorithms.test_algorithms import (
     first_values,
     killed_and_resumed,
     mean_of,
-    on_some_engines,
+    on_nodes,
     start_cluster,
     trained,
 )
 from tests.mxnet.cluster.jobs import backward, gradients_of, parameters
-from tests.mxnet.cluster.standing import on_workers
+from tests.mxnet.cluster.standing import on_workers, run
+from tests.mxnet.exchange.test_two_way import CHUNK
 
 ADAM = {"learning_rate": 0.01, "wd": 0.1, "beta2": 0.99}
 FREEZE = {"name": "onebit_adam", "freeze_step": 6}
@@ -71,7 +72,9 @@ def replayed(way, workers, local_size, chunk=WHOLE):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@on_some_engines
+@pytest.mark.parametrize(
+    "start, local_size, chunk", [(run, 1, WHOLE), (on_nodes, 2, CHUNK)], ids=["servers", "nodes"]
+)
 def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(
     tmp_path, start, local_size, chunk, way
 ):

@@ -238,20 +238,18 @@ def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
         assert_weights(result, worker)
 
 
-@on_all_engines
-def test_a_round_in_every_step_gives_the_weights_of_averaged_gradients(tmp_path, start, local_size):
+def test_a_round_in_every_step_gives_the_weights_of_averaged_gradients(tmp_path):
     file = str(tmp_path / "states")
-    every_step, gradients = (start(trained, {**way(a), "file": file}) for a in (PLAIN, None))
+    every_step, gradients = (run(trained, {**way(a), "file": file}) for a in (PLAIN, None))
     for (ours, *_), (expected, *_) in zip(every_step, gradients):
         for (a, *_), (b, *_) in zip(ours, expected):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@on_all_engines
-def test_adams_moments_are_those_of_a_workers_own_gradients(tmp_path, start, local_size):
+def test_adams_moments_are_those_of_a_workers_own_gradients(tmp_path):
     adam = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "middle": MIDDLE}
     job = {**way(SEVENTH, ONEBIT, **adam), "file": str(tmp_path / "states")}
-    for rank, (weights, resumed, moments) in enumerate(start(trained, job)):
+    for rank, (weights, resumed, moments) in enumerate(run(trained, job)):
         for (a, *_), (b, *_) in zip(weights, resumed):
             np.testing.assert_array_equal(a, b)
         for i, moment in enumerate(first_moments(rank)):

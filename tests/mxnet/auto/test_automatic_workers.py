@@ -247,19 +247,6 @@ def aggressive(folder):
     return {"folder": str(folder), "accuracy": "aggressive"}
 
 
-def test_a_choice_is_alike_over_horovod(tmp_path):
-    check(run_horovod(automatic, aggressive(tmp_path)), ["topk", "None", "topk"])
-
-
-def test_nothing_is_chosen_where_nothing_is_sent(tmp_path):
-    job = automatic, aggressive(tmp_path)
-    for result in (run_local(*job), *run_machine(*job)):
-        for name in ("chosen", "resumed", "measured"):
-            assert list(result[f"{name}/chosen"]) == ["None"] * len(SHAPES)
-        for a, b in zip(weights(result, "chosen"), weights(result, "resumed")):
-            np.testing.assert_array_equal(a, b)
-
-
 def check_local_steps(results, name, every, logs=1):
     """Check the choice of H and of the compressor, in the way of `check`."""
     for rank, result in enumerate(results):
@@ -291,15 +278,6 @@ def test_the_interval_of_local_steps_is_chosen_by_all_and_stays(tmp_path, of_a_m
     check_local_steps(results, "onebit", every)
 
 
-def test_the_interval_of_local_steps_is_chosen_over_horovod(tmp_path):
-    check_local_steps(run_horovod(*local_steps(tmp_path)), "onebit", 10)
-
-
-def test_the_interval_of_local_steps_stays_where_nothing_is_sent(tmp_path):
-    check_local_steps([run_local(*local_steps(tmp_path))], "none", 30, logs=0)
-    check_local_steps(run_machine(*local_steps(tmp_path)), "none", 30, logs=0)
-
-
 def powersgd(folder):
     return automatic_powersgd, {"folder": str(folder), "rate": 1e5}
 
@@ -324,14 +302,30 @@ def check_powersgd(results, decision, logs=1):
                 np.testing.assert_array_equal(array, results[0][key], err_msg=key)
 
 
-@pytest.mark.parametrize("of_a_machine", [1, 2])
-def test_all_choose_whether_powersgd_compresses_and_keep_it(tmp_path, of_a_machine):
-    results = run(*powersgd(tmp_path), 2, 1, {"BYTEPS_LOCAL_SIZE": of_a_machine})
+def test_all_choose_whether_powersgd_compresses_and_keep_it(tmp_path):
+    results = run(*powersgd(tmp_path), 2, 1, {"BYTEPS_LOCAL_SIZE": 2})
     check_powersgd(results, ["fp16", "2"])
 
 
-def test_all_choose_whether_powersgd_compresses_over_horovod(tmp_path):
-    check_powersgd(run_horovod(*powersgd(tmp_path)), ["fp16", "2"])
+# On other engines
+
+
+def test_a_choice_is_alike_over_horovod(tmp_path):
+    check(run_horovod(automatic, aggressive(tmp_path)), ["topk", "None", "topk"])
+
+
+def test_nothing_is_chosen_where_nothing_is_sent(tmp_path):
+    job = automatic, aggressive(tmp_path)
+    for result in (run_local(*job), *run_machine(*job)):
+        for name in ("chosen", "resumed", "measured"):
+            assert list(result[f"{name}/chosen"]) == ["None"] * len(SHAPES)
+        for a, b in zip(weights(result, "chosen"), weights(result, "resumed")):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_the_interval_of_local_steps_stays_where_nothing_is_sent(tmp_path):
+    check_local_steps([run_local(*local_steps(tmp_path))], "none", 30, logs=0)
+    check_local_steps(run_machine(*local_steps(tmp_path)), "none", 30, logs=0)
 
 
 def test_powersgd_does_not_compress_where_nothing_is_sent(tmp_path):

@@ -10,60 +10,44 @@ from gluon_gc.compression import byteps, parse, registry
 from tests.mxnet.cluster.jobs import backward, gradients
 
 SHAPES = [(40, 5), (7,)]
-MOMENTUM = {"byteps_momentum_type": "nesterov", "byteps_momentum_mu": 0.9}
+
+
+def byteps_(**options):
+    """Return options with BytePS's prefix."""
+    return {f"byteps_{name}": value for name, value in options.items()}
+
+
+MOMENTUM = byteps_(momentum_type="nesterov", momentum_mu=0.9)
+NATURAL = dict(dithering_partition="1", dithering_normalize=1)
+DITHERING = dict(compressor_type="dithering", compressor_dithering_normalize="l2")
 # The spellings of BytePS's trainer and of its C++ registry, and ours.
 SPELLED = [
+    (dict(compressor_type="onebit", compressor_onebit_scaling="True"), {"scaling": True}),
+    (dict(compressor_type="onebit", compressor_onebit_scaling="false"), {"scaling": False}),
     (
-        {"byteps_compressor_type": "onebit", "byteps_compressor_onebit_scaling": "True"},
-        {"compressor": "onebit", "scaling": True},
+        dict(compressor_type="topk", compressor_k="0.001", ef_type="vanilla"),
+        {"k": 0.001, "ef": "vanilla"},
     ),
     (
-        {"byteps_compressor_type": "onebit", "byteps_compressor_onebit_scaling": "false"},
-        {"compressor": "onebit", "scaling": False},
+        dict(compressor_type="topk", compressor_k="3", error_feedback_type="Vanilla"),
+        {"k": 3, "ef": "vanilla"},
     ),
     (
-        {
-            "byteps_compressor_type": "topk",
-            "byteps_compressor_k": "0.001",
-            "byteps_ef_type": "vanilla",
-        },
-        {"compressor": "topk", "k": 0.001, "ef": "vanilla"},
+        dict(compressor_type="randomk", compressor_k=32, compressor_ef_type="sparse", seed="2020"),
+        {"k": 32, "ef": "sparse", "seed": 2020},
     ),
     (
-        {
-            "byteps_compressor_type": "topk",
-            "byteps_compressor_k": "3",
-            "byteps_error_feedback_type": "Vanilla",
-        },
-        {"compressor": "topk", "k": 3, "ef": "vanilla"},
+        dict(compressor_type="dithering", compressor_k="2", **NATURAL),
+        {"k": 2, "partition": "natural", "normalize": "l2"},
     ),
     (
-        {
-            "byteps_compressor_type": "randomk",
-            "byteps_compressor_k": 32,
-            "byteps_compressor_ef_type": "sparse",
-            "byteps_seed": "2020",
-        },
-        {"compressor": "randomk", "k": 32, "ef": "sparse", "seed": 2020},
+        dict(**DITHERING, compressor_k=4, compressor_dithering_partition="linear"),
+        {"k": 4, "normalize": "l2"},
     ),
-    (
-        {
-            "byteps_compressor_type": "dithering",
-            "byteps_compressor_k": "2",
-            "byteps_dithering_partition": "1",
-            "byteps_dithering_normalize": 1,
-        },
-        {"compressor": "dithering", "k": 2, "partition": "natural", "normalize": "l2"},
-    ),
-    (
-        {
-            "byteps_compressor_type": "dithering",
-            "byteps_compressor_k": 4,
-            "byteps_compressor_dithering_partition": "linear",
-            "byteps_compressor_dithering_normalize": "l2",
-        },
-        {"compressor": "dithering", "k": 4, "normalize": "l2"},
-    ),
+]
+SPELLED = [
+    (byteps_(**theirs), {"compressor": theirs["compressor_type"], **ours})
+    for theirs, ours in SPELLED
 ]
 each_spelling = pytest.mark.parametrize("spelled, ours", SPELLED)
 
@@ -158,51 +142,45 @@ def test_momentum_may_be_told_twice_if_it_is_the_same():
     "given, problem",
     [
         (
-            {"byteps_compresor_type": "onebit"},
-            "'byteps_compresor_type' is not an .*; did you mean 'byteps_compressor_type'?",
+            dict(compresor_type="onebit"),
+            "'byteps_compresor_type' is not .*'byteps_compressor_type'?",
         ),
-        ({"byteps_momentum": "nesterov"}, "did you mean 'byteps_momentum_mu'?"),
+        (dict(momentum="nesterov"), "did you mean 'byteps_momentum_mu'?"),
         (
-            {"byteps_compressor_type": "randomk", "byteps_compressor_onebit_scaling": "true"},
+            dict(compressor_type="randomk", compressor_onebit_scaling="true"),
             "onebit_scaling' is an option of 'onebit', but the compressor is 'randomk'",
         ),
-        ({"byteps_compressor_onebit_scaling": True}, "'onebit', but the compressor is None"),
+        (dict(compressor_onebit_scaling=True), "'onebit', but the compressor is None"),
         (
-            {"byteps_compressor_type": "topk", "byteps_compressor_k": 1, "byteps_topk_k": 2},
+            dict(compressor_type="topk", compressor_k=1, topk_k=2),
             "'byteps_compressor_k' and 'byteps_topk_k' mean the same; give one of them",
         ),
+        (dict(compressor_type="onebits"), r"\['compressor'\] must be .*, got 'onebits'"),
+        (dict(compressor_type=1), r"\['compressor'\] must be .*, got 1"),
         (
-            {"byteps_compressor_type": "onebits"},
-            r"\['compressor'\] must be .*, got 'onebits'",
-        ),
-        ({"byteps_compressor_type": 1}, r"\['compressor'\] must be .*, got 1"),
-        (
-            {"byteps_compressor_type": "dithering", "byteps_compressor_k": "many"},
+            dict(compressor_type="dithering", compressor_k="many"),
             r"\['k'\] must be a whole number >= 1, got 'many'",
         ),
         (
-            {
-                "byteps_compressor_type": "dithering",
-                "byteps_compressor_k": 2,
-                "byteps_partition": 2,
-            },
+            dict(compressor_type="dithering", compressor_k=2, partition=2),
             r"\['partition'\] must be 'linear' or 'natural', got 2",
         ),
         (
-            {"byteps_compressor_type": "onebit", "byteps_momentum_mu": 0.9},
+            dict(compressor_type="onebit", momentum_mu=0.9),
             "byteps_momentum_mu needs a compressor and 'byteps_momentum_type'; got 0.9",
         ),
         (
-            {"byteps_compressor_type": "onebit", **MOMENTUM, "byteps_momentum_mu": "much"},
+            dict(compressor_type="onebit", momentum_type="nesterov", momentum_mu="much"),
             "byteps_momentum_mu must be a number >= 0, got 'much'",
         ),
         (
-            {"byteps_compressor_type": "onebit", "byteps_momentum_type": "nesterov"},
+            dict(compressor_type="onebit", momentum_type="nesterov"),
             r"\['momentum'\] needs an optimizer with momentum > 0, .*'byteps_momentum_mu'",
         ),
     ],
 )
 def test_what_byteps_would_not_take_is_refused_of_tensors_and_parameters(given, problem):
+    given = byteps_(**given)
     with pytest.raises((ValueError, TypeError), match=problem):
         bps.byteps_declare_tensor("refused", **given)
     with pytest.raises((ValueError, TypeError), match=problem):

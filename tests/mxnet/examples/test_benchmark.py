@@ -60,43 +60,38 @@ def measure(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("only", ["MXNet fp32", "onebit, server", "onebit, horovod"])
-def test_a_step_takes_no_less_than_its_bytes_do(measure, tmp_path, only):
+@pytest.mark.parametrize(
+    "only, drawn",
+    [
+        ("MXNet fp32", []),
+        ("onebit, server", ["server0", "worker0", "worker1", "push", "sum and compress again"]),
+        ("onebit, horovod", ["worker0", "worker1", "alltoall", "allgather", "decompress"]),
+    ],
+)
+def test_a_step_takes_no_less_than_its_bytes_do_and_its_traces_make_a_picture(
+    measure, tmp_path, monkeypatch, only, drawn
+):
     if "horovod" in only:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    shapes, picture = tmp_path / "shapes.json", tmp_path / "table.png"
+    traces, shapes, picture = (tmp_path / name for name in ("traces", "shapes.json", "step.svg"))
+    if drawn:
+        for name, value in (("ON", 1), ("START_STEP", 4), ("END_STEP", 4), ("DIR", traces)):
+            monkeypatch.setenv(f"BYTEPS_TRACE_{name}", str(value))
     shapes.write_text(json.dumps([[500, 200], [33], [70, 70]]))
     steps = 3 if "fp32" in only else 30  # processor time is counted in ticks of 10 ms
     options = f"--rates {RATE:.0f} --workers 2 --servers 1 --steps {steps} --model {shapes}"
     command = [str(SCRIPTS / "cluster.py"), *options.split(), "--only", only]
-    (row,) = measure(*command, "--plot", str(picture))
-    assert picture.stat().st_size > 0
+    (row,) = measure(*command, "--plot", str(tmp_path / "table.png"))
+    assert (tmp_path / "table.png").stat().st_size > 0
     assert row["method"] == only
     payload = 104_933 * 4 / (1 if "fp32" in only else 32)
     assert payload / 1e6 < float(row[MOVED]) < 2.5 * payload / 1e6 + 0.1
     assert float(row["processor s"]) > 0
     assert float(row["of the limit"]) > 0.9  # the limit is computed from the counted bytes
-
-
-@pytest.mark.parametrize(
-    "only, names",
-    [
-        ("onebit, server", ["server0", "worker0", "worker1", "push", "sum and compress again"]),
-        ("onebit, horovod", ["worker0", "worker1", "alltoall", "allgather", "decompress"]),
-    ],
-)
-def test_the_traces_of_a_step_make_a_picture(measure, tmp_path, monkeypatch, only, names):
-    if "horovod" in only:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    traces, shapes, picture = (tmp_path / name for name in ("traces", "shapes.json", "step.svg"))
-    for name, value in (("ON", 1), ("START_STEP", 4), ("END_STEP", 4), ("DIR", traces)):
-        monkeypatch.setenv(f"BYTEPS_TRACE_{name}", str(value))
-    shapes.write_text(json.dumps([[500, 200], [33]]))
-    options = f"--rates inf --workers 2 --servers 1 --steps 3 --model {shapes}"
-    measure(str(SCRIPTS / "cluster.py"), *options.split(), "--only", only)
-    output(sys.executable, str(SCRIPTS / "timeline.py"), str(traces), str(picture))
-    drawn = picture.read_text()
-    assert [name for name in names if f">{name}</text>" not in drawn] == []
+    if drawn:
+        output(sys.executable, str(SCRIPTS / "timeline.py"), str(traces), str(picture))
+        page = picture.read_text()
+        assert [name for name in drawn if f">{name}</text>" not in page] == []
 
 
 def test_a_machines_link_carries_as_much_for_two_workers_as_for_one(measure, tmp_path):
@@ -112,28 +107,27 @@ def test_a_machines_link_carries_as_much_for_two_workers_as_for_one(measure, tmp
 
 
 def test_an_epoch_of_the_example_is_timed_and_its_bytes_are_counted(measure):
-    options = SMALL.replace("--images 64", "--images 256")
+    options = SMALL.replace("--images 64", "--images 128")
     (row,) = measure(*options.split(), "--only", "onebit")
     assert row["job"] == "onebit"
     assert float(row["seconds per epoch"]) > 0
     assert row["validation accuracy"].endswith("%")
     payload = 275_000 / 8 / 1e6  # of ResNet-20's parameters, each way
-    counted = (16 - 4) / 16  # of an epoch: at most 4 of 16 steps precede the first count
+    counted = (8 - 4) / 8  # of an epoch: at most 4 of 8 steps precede the first count
     assert 2 * payload * counted < float(row["MB per worker and step"]) < 4 * payload
 
 
 @pytest.mark.skipif(not TORCH.exists(), reason="make .venv-torch/.built makes its environment")
 def test_the_language_models_losses_bytes_and_seconds_are_measured(measure, tmp_path):
-    method, bytes_per_step = "local_steps 30, onebit", 30_432 / 8 / 30
+    method, payload = "onebit", 30_432 / 8 / 1e3
     model = "--width 32 --depth 1 --heads 2 --context 32 --batch-size 4 --eval-windows 16"
-    options = "--workers 2 --steps 60 --eval-every 30 --seeds 1 --timed-steps 4"
+    options = "--workers 2 --steps 20 --eval-every 10 --seeds 1 --timed-steps 2"
     command = [SCRIPTS / "language_model.py", *options.split(), "--training", model]
     command += ["--rates", f"{RATE:.0f}", "--torch-python", TORCH, "--only", f"^{method}$"]
     command += ["--results", tmp_path / "results", "--plot", tmp_path / "losses.png"]
     (row,) = measure(*map(str, command))
     assert row["method"] == method and (tmp_path / "losses.png").stat().st_size > 0
-    assert 3 < float(row["loss"]) < 5.5
-    payload = bytes_per_step / 1e3
+    assert 3 < float(row["loss"]) < 6
     # The first steps may be over before the benchmark begins to count.
     assert payload / 2 < float(row["kB per step"]) < 1.3 * payload + 3
     assert float(row["s per step, 200 Mbit/s"]) > 0
@@ -153,7 +147,7 @@ def test_two_trees_are_compared_and_each_runs_its_own_code(tmp_path):
     slow = f"{begin}    __import__('time').sleep(0.5)\n"
     assert begin in hook.read_text()
     hook.write_text(hook.read_text().replace(begin, slow))
-    options = f"--rounds 2 --steps 1 --workers 2 --rates {RATE:.0f} --model {shapes}"
+    options = f"--rounds 1 --steps 1 --workers 2 --rates {RATE:.0f} --model {shapes}"
     command = [str(SCRIPTS / "compare_trees.py"), str(other), *options.split()]
     with started(*command, "--only", "hook, onebit") as process:
         said, errors = process.communicate(timeout=110)

@@ -16,24 +16,12 @@ from common.stats import short_names, stats_table
 from data import batches
 from demo import broken_claims
 from picture import draw_accuracy
-from runs import Cluster, train
 
 ROOT = Path(__file__).resolve().parents[3]
-ONEBIT = [
-    "--compressor",
-    "onebit",
-    "--onebit-scaling",
-    "--ef",
-    "vanilla",
-    "--compress-momentum",
-    "nesterov",
-]
-
-
+ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov".split()
 BPSLAUNCH = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2"]
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
 LAUNCHED = {
-    "uncompressed": (BPSLAUNCH, []),
     "onebit": ([*BPSLAUNCH, "-s", "1"], ONEBIT),
     "onebit by bpslaunch on horovod": ([*BPSLAUNCH, "--backend", "horovod"], ONEBIT),
     "dgc by horovodrun": (HOROVODRUN, ["--compressor", "dgc", "--k", "0.01"]),
@@ -129,7 +117,7 @@ bps.shutdown()
 
 
 def test_the_validation_accuracy_is_that_of_all_workers_images():
-    command = [*BPSLAUNCH, "-s", "1", sys.executable, "-c", VALIDATION]
+    command = [*BPSLAUNCH, sys.executable, "-c", VALIDATION]  # with as many servers as by default
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     said = dict(re.findall(r"\[worker (\d)\] saw (.*)", done.stdout))
@@ -206,11 +194,10 @@ def test_the_table_of_stats_fits_whatever_the_numbers():
     assert "100000.00" in text and "Exposed: 10000.00 ms" in text
 
 
-@pytest.mark.timeout(110)
 def test_parts_of_compare_make_a_page_with_a_table_and_a_picture(tmp_path):
-    arguments = [*compare.COMMON, "--num-epochs", "1", *compare.SETTINGS["onebit"]]
-    run = train("onebit", arguments, 0, Cluster(workers=2, servers=2), tmp_path)
-    assert len(run) == 1
+    accuracy = 0.875
+    sent = {"pushed_bytes": 2e6, "pulled_bytes": 1e6, "step_loss": [1.0, 0.5], "seconds": 1.0}
+    run = [{"epoch": 1, "validation_accuracy": accuracy, **sent}]
     draw_accuracy({"onebit": [run]}, tmp_path / "picture.svg")
     assert "onebit" in (tmp_path / "picture.svg").read_text()
     page = tmp_path / "page.md"
@@ -218,7 +205,6 @@ def test_parts_of_compare_make_a_page_with_a_table_and_a_picture(tmp_path):
     compare.write_section(page, compare.section({"onebit": [run]}))
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    accuracy = run[0]["validation_accuracy"]
     assert f"| onebit | {accuracy:.2%} | {accuracy:.2%} to {accuracy:.2%} | +0.00 |" in text
 
 

@@ -364,22 +364,10 @@ RECORDS = " ".join(
     for name in ("train", "val")
     for option, ending in (("", "rec"), ("-idx", "idx"))
 )
-RUNS = {
-    "cifar100": (
-        "cifar100/train_cifar100.py",
-        "--data-dir DATA/cifar100 --model cifar_resnet20_v1 --mode hybrib -j 1 --batch-size 16",
-    ),
-    "records": (
-        "imagenet/train_imagenet.py",
-        f"{RECORDS} --use-rec --model mobilenet0.25 --mode hybrid -j 1 --input-size 32 "
-        "--batch-size 16 --mixup --label-smoothing --lr-mode cosine --warmup-epochs 1",
-    ),
-    "folder": (
-        "imagenet/train_imagenet.py",
-        "--data-dir DATA/imagenet --model mobilenet0.25 --mode imperative -j 1 --input-size 32 "
-        "--batch-size 16 --no-wd",
-    ),
-}
+IMAGENET = (
+    f"{RECORDS} --use-rec --model mobilenet0.25 --mode hybrid -j 1 --input-size 32 "
+    "--batch-size 16 --mixup --label-smoothing --lr-mode cosine --warmup-epochs 1"
+)
 
 
 def assert_trained(sums, records):
@@ -393,10 +381,9 @@ def assert_trained(sums, records):
     assert records[1]["pushed_bytes"] == pytest.approx(2 * records[0]["pushed_bytes"])
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_two_epochs_on_a_cluster(run, data, tmp_path):
-    script, arguments = RUNS[run]
-    assert_trained(*train(script, tmp_path, arguments.replace("DATA", str(data))))
+def test_two_epochs_on_a_cluster(data, tmp_path):
+    arguments = IMAGENET.replace("DATA", str(data))
+    assert_trained(*train("imagenet/train_imagenet.py", tmp_path, arguments))
     first = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
     assert first["configuration"]["workers"] == 2
     assert first["configuration"]["gluon_gc"] == bps.__version__
@@ -406,21 +393,69 @@ def test_two_epochs_on_a_cluster(run, data, tmp_path):
     assert bars[-1] == ("128", "00:00")  # two epochs of 64 images
 
 
-def test_training_on_from_a_checkpoint_is_as_if_it_had_never_stopped(data, tmp_path):
-    arguments = f"--no-cuda --data-dir {data}/mnist -j 0 --batch-size 16"
-    sums, records = train("mnist/train_mnist.py", tmp_path, f"{arguments} --save-period 1")
-    assert_trained(sums, records)
-    saved = {path.name for path in tmp_path.glob("mnist-*")}
+def processes_of(launcher, words):
+    """Yield the ids of bpslaunch's children whose command contains these words."""
+    for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if words in Path(f"/proc/{pid}/cmdline").read_text():
+            yield int(pid)
+
+
+EPOCHS = 8
+
+
+@pytest.fixture(scope="module")
+def never_stopped(data, tmp_path_factory):
+    """Train on MNIST; returns the folder with the checkpoints, the command line and the results."""
+    folder = tmp_path_factory.mktemp("never_stopped")
+    arguments = f"--no-cuda --data-dir {data}/mnist -j 0 --batch-size 16 --epochs {EPOCHS}"
+    sums, records = train("mnist/train_mnist.py", folder, f"{arguments} --save-period 1")
+    assert set(sums) == {"0", "1"} and sums["0"] == sums["1"]
+    assert [record["epoch"] for record in records] == list(range(1, EPOCHS + 1))
+    return folder, arguments, sums, records
+
+
+def test_training_on_from_a_checkpoint_is_as_if_it_had_never_stopped(never_stopped):
+    folder, arguments, sums, records = never_stopped
+    saved = {path.name for path in folder.glob("mnist-*")}
     endings = ("params", "states.0", "states.1")
-    assert saved == {f"mnist-{epochs}.{end}" for epochs in (1, 2) for end in endings}
-    resume = f"{arguments} --save-period 0 --resume-from {tmp_path}/mnist-1.params"
-    resumed, log = train("mnist/train_mnist.py", tmp_path, resume)
+    assert saved == {f"mnist-{n}.{end}" for n in range(1, EPOCHS + 1) for end in endings}
+    file = f"{folder}/mnist-{EPOCHS - 1}.params"
+    again = f"{arguments} --save-period 0 --resume-from {file}"
+    resumed, log = train("mnist/train_mnist.py", folder, again)
     assert resumed == sums
-    assert [record["epoch"] for record in log] == [1, 2, 2]
-    first, second = read_configurations(str(tmp_path / "log.jsonl"))
+    assert [record["epoch"] for record in log[EPOCHS:]] == [EPOCHS]
+    first, second = read_configurations(str(folder / "log.jsonl"))
     assert first["arguments"]["resume_from"] == ""
-    assert second["arguments"]["resume_from"] == f"{tmp_path}/mnist-1.params"
-    assert log[2]["step_loss"] == records[1]["step_loss"]
+    assert second["arguments"]["resume_from"] == file
+    assert log[-1]["step_loss"] == records[-1]["step_loss"]
+
+
+def test_a_run_that_is_killed_and_restarted_ends_as_if_it_had_never_stopped(
+    never_stopped, tmp_path
+):
+    _, arguments, sums, _ = never_stopped
+    shell = (  # each worker has its own disk
+        f"{sys.executable} example/mnist/train_mnist.py {arguments} {ONEBIT} --save-period 2 "
+        f"--resume auto --save-dir {tmp_path}/$DMLC_WORKER_ID"
+    )
+    launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1"]
+    with subprocess.Popen(
+        [*launch, "--max-restarts", "1", shell],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    ) as launcher:
+        said = []
+        for line in launcher.stdout:
+            said.append(line)
+            if f"epoch 5 of {EPOCHS}: " in line and "; restart " not in "".join(said):
+                os.kill(next(processes_of(launcher.pid, "train_mnist.py")), 9)
+    said = "".join(said)
+    assert launcher.returncode == 0 and said.count("; restart ") == 1, said
+    assert "starts from the beginning" in said
+    assert re.search(r"resumes from \S+/0/mnist-(4|6).params", said)
+    assert dict(CHECKSUM.findall(said)) == sums
 
 
 def test_the_last_checkpoint_is_one_that_is_whole(alone, data, tmp_path, capsys):
@@ -441,43 +476,6 @@ def test_the_last_checkpoint_is_one_that_is_whole(alone, data, tmp_path, capsys)
     assert epoch() == 1 and f"resumes from {tmp_path}/mnist-1.params" in capsys.readouterr().out
     (tmp_path / "mnist-1.states.0").unlink()
     assert epoch() == 0 and "starts from the beginning" in capsys.readouterr().out
-
-
-def processes_of(launcher, words):
-    """Yield the ids of bpslaunch's children whose command contains these words."""
-    for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        if words in Path(f"/proc/{pid}/cmdline").read_text():
-            yield int(pid)
-
-
-def test_a_run_that_is_killed_and_restarted_ends_as_if_it_had_never_stopped(data, tmp_path):
-    script, epochs = "mnist/train_mnist.py", 12
-    arguments = f"{ONEBIT} --no-cuda --data-dir {data}/mnist -j 0 --batch-size 16 --epochs {epochs}"
-    sums, _ = train(script, tmp_path, f"{arguments} --save-period 0")
-    shell = (  # each worker has its own disk
-        f"{sys.executable} example/{script} {arguments} --save-period 2 --resume auto "
-        f"--save-dir {tmp_path}/$DMLC_WORKER_ID"
-    )
-    launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1"]
-    victims = {1: "service.py\0server", 5: script}
-    with subprocess.Popen(
-        [*launch, "--max-restarts", "2", shell],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-    ) as launcher:
-        said = []
-        for line in launcher.stdout:
-            said.append(line)
-            epoch = re.search(r"epoch (\d+) of 12: ", line)
-            if epoch and int(epoch[1]) in victims:
-                os.kill(next(processes_of(launcher.pid, victims.pop(int(epoch[1])))), 9)
-    said = "".join(said)
-    assert launcher.returncode == 0 and said.count("; restart ") == 2, said
-    assert "starts from the beginning" in said
-    assert re.search(r"resumes from \S+/0/mnist-(4|6).params", said)
-    assert dict(CHECKSUM.findall(said)) == sums
 
 
 def scalars(file):

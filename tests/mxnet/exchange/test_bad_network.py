@@ -11,8 +11,8 @@ from tests.mxnet.cluster.standing import run
 from tests.mxnet.exchange.test_two_way import assert_equal
 
 pytestmark = [needs_namespaces, pytest.mark.timeout(400)]
-ROUNDS = 60
-DOWN_SECONDS = 10
+ROUNDS = 30
+DOWN_SECONDS = 6
 
 
 def _is_as_without_disturbance(results):

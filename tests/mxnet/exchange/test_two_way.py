@@ -91,9 +91,15 @@ def arguments(name="onebit", ef="vanilla", momentum="nesterov", exchange=None, *
 
 
 def ways_of(names, **more):
-    """Return arguments by name: each feedback, with and without momentum, and other dtypes."""
+    """Return arguments by name: each feedback, with and without momentum, and other dtypes.
+
+    The other examples of a compressor have feedback and momentum only.
+    """
     ways = {}
     for name in names:
+        if name not in ONE_OF_EACH:
+            ways[name] = arguments(name, "corrected", **more)
+            continue
         feedbacks = [None, "vanilla", "corrected"]
         if COMPRESSORS[name]["compressor"] == "randomk":
             feedbacks.append("sparse")
@@ -104,16 +110,10 @@ def ways_of(names, **more):
     return ways
 
 
-def every_way(names=COMPRESSORS):
-    """Parametrize by compressor, feedback, momentum and dtype."""
-    ways = ways_of(names)
-    return pytest.mark.parametrize("options", ways.values(), ids=ways)
-
-
-def corrected(**more):
+def corrected(names=ONE_OF_EACH, **more):
     """Parametrize by compressor, with feedback and momentum."""
-    ways = [arguments(name, "corrected", **more) for name in ONE_OF_EACH]
-    return pytest.mark.parametrize("options", ways, ids=ONE_OF_EACH)
+    ways = [arguments(name, "corrected", **more) for name in names]
+    return pytest.mark.parametrize("options", ways, ids=names)
 
 
 def check_replay(results, options, chunk_elements=10**9, local_size=1):
@@ -177,12 +177,15 @@ def assert_identical(results):
         assert_equal(result, results[0])
 
 
-@pytest.mark.parametrize("workers, servers", [(1, 1), (3, 1), (1, 2), (3, 2)])
+@pytest.mark.parametrize("workers, servers", [(3, 1), (1, 2)])
 def test_workers_and_servers_agree_with_a_numpy_replay(workers, servers):
     check_replay(run(steps, arguments(), workers, servers), arguments())
 
 
-@every_way()
+WAYS = ways_of(COMPRESSORS)
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_every_feedback_momentum_and_dtype_agrees_with_a_numpy_replay(options):
     check_replay(run(steps, options, workers=2, servers=2), options)
 
@@ -192,8 +195,8 @@ def test_tensors_cut_into_chunks_over_two_servers_agree_with_a_numpy_replay(opti
     check_replay(run(steps, options, 2, 2, PARTITION), options, CHUNK)
 
 
-@pytest.mark.parametrize("variables", [{}, PARTITION], ids=["whole", "chunks"])
 @corrected(optimizer_params={"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01})
+@pytest.mark.parametrize("variables", [{}, PARTITION], ids=["whole", "chunks"])
 def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(options, variables):
     (result,) = run(steps, options, 1, 1, variables)
     assert_equal(result, run_local(steps, options, variables))

@@ -118,8 +118,18 @@ SAID = {
 
 
 @pytest.mark.parametrize("kind", CALLS)
-@on_workers(2, "servers", "horovod", "machine")
+@on_workers(2, "machine")
 def test_workers_compare_their_trainers_and_tensors_before_the_first_exchange(kind):
+    compare(kind)
+
+
+@pytest.mark.parametrize("kind", ["shape", "every", "deferred", "name"])
+@on_workers(2, "servers", "horovod")
+def test_workers_of_other_engines_compare_them_too(kind):
+    compare(kind)
+
+
+def compare(kind):
     train()
     with pytest.raises(RuntimeError) as raised:
         CALLS[kind](bps.rank())

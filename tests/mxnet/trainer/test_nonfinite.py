@@ -11,7 +11,7 @@ from gluon_gc.mxnet.byteps import push_pull, runtime
 from gluon_gc.mxnet.byteps.runtime import create_exchange
 from gluon_gc.mxnet.engine import operators
 from gluon_gc.mxnet.state import tensor_states
-from tests.compressors import COMPRESSORS
+from tests.compressors import COMPRESSORS, ONE_OF_EACH
 from tests.mxnet.cluster.cluster import start_cluster
 from tests.mxnet.cluster.jobs import backward, make, parameters
 from tests.mxnet.cluster.standing import on_workers
@@ -21,7 +21,7 @@ ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
 BAD = pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 
 
-@pytest.fixture(params=COMPRESSORS)
+@pytest.fixture(params=ONE_OF_EACH)
 def compression(request):
     return {**COMPRESSORS[request.param], "ef": "vanilla", "momentum": "nesterov"}
 
@@ -214,7 +214,7 @@ def test_an_overlapped_average_that_failed_is_an_error_even_if_the_script_has_ca
     np.testing.assert_array_equal(params[0].data().asnumpy(), 1 - 0.5 * 2)
 
 
-@pytest.fixture(params=[None, *COMPRESSORS, "dgc"])
+@pytest.fixture(params=[None, *ONE_OF_EACH, "dgc"])
 def declared(request, monkeypatch):
     """Declare "x" with a compressor; returns a function that pushes and pulls values."""
     monkeypatch.setattr(runtime, "_default", create_exchange("local"))

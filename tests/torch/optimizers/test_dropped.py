@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -31,25 +32,33 @@ from tests.torch.workers import on_workers
 
 @on_workers(2)
 def test_dropped_gradients_leave_no_trace():
-    """As in a GAN: backward of G also makes gradients of D, which are dropped before D's step."""
-    for make in (hooked, distributed, sharded):
-        for params in (ONEBIT, TOPK, DGC, {**TOPK, "momentum": "nesterov"}, {}):
-            if make is sharded and params is DGC:
-                continue  # dgc has its own momentum
-            for set_to_none in (True, False):
-                weights = []
-                for drops in (False, True):
-                    model, optimizer, state = make(params)
-                    for step in range(4):
-                        if drops:
-                            (-5 * loss_of(model, 50 + step)).backward()
-                            optimizer.zero_grad(set_to_none)
-                        loss_of(model, step).backward()
-                        optimizer.step()
-                        optimizer.zero_grad(set_to_none)
-                    weights.append([full(p) for p in model.parameters()])
-                    getattr(state, "close", lambda: None)()
-                assert all(map(torch.equal, *weights)), (make, params, set_to_none)
+    """As in a GAN: backward of G also makes gradients of D, which are dropped before D's step.
+
+    In the tutorials' GAN ("late"), nobody resets D's used gradients before backward of G.
+    """
+    makes = (hooked, distributed, sharded)
+    every_params = (ONEBIT, TOPK, DGC, {**TOPK, "momentum": "nesterov"}, {})
+    ways = list(itertools.product(makes, every_params, [True]))
+    ways += itertools.product(makes, [ONEBIT, {}], [False])
+    ways += itertools.product((hooked, sharded), [TOPK], ["late"])
+    for make, params, set_to_none in ways:
+        if make is sharded and params is DGC:
+            continue  # dgc has its own momentum
+        late, weights = set_to_none == "late", []
+        for drops in (False, True):
+            model, optimizer, state = make(params)
+            for step in range(4):
+                if drops:
+                    (-5 * loss_of(model, 50 + step)).backward()
+                if drops or late:
+                    optimizer.zero_grad(bool(set_to_none))
+                loss_of(model, step).backward()
+                optimizer.step()
+                if not late:
+                    optimizer.zero_grad(set_to_none)
+            weights.append([full(p) for p in model.parameters()])
+            getattr(state, "close", lambda: None)()
+        assert all(map(torch.equal, *weights)), (make, params, set_to_none)
 
 
 @on_workers(2)
@@ -172,24 +181,6 @@ def test_an_optimizer_that_steps_twice_with_a_closure_needs_a_context():
 
     for make in (hooked, distributed):
         train_by_sam(make)
-
-
-@on_workers(2)
-def test_gradients_that_are_added_before_they_are_dropped_leave_no_trace():
-    """As in the tutorials' GAN: nobody resets D's used gradients before backward of G."""
-    for make in (hooked, sharded):
-        weights = []
-        for drops in (False, True):
-            model, optimizer, state = make(TOPK)
-            for step in range(4):
-                if drops:
-                    (-5 * loss_of(model, 50 + step)).backward()
-                optimizer.zero_grad()
-                loss_of(model, step).backward()
-                optimizer.step()
-            weights.append([full(p) for p in model.parameters()])
-            getattr(state, "close", lambda: None)()
-        assert all(map(torch.equal, *weights)), make
 
 
 @on_workers(2)
