@@ -60,7 +60,8 @@ struct Dgc : KeepsResidual {
     T* const accumulated = call.memory[0];
     const Corrected<T> v(nullptr, 0, {nullptr, nullptr, 0, nullptr, accumulated, 0});
     const auto found = with_compensation(call, n, config, workspace.sums, [&](const auto& compensate) {
-      return find_candidates(compensate, v, n, accumulated, plan, workspace.candidates, call.threads);
+      const StateWriter<T> writer(accumulated, accumulated);
+      return find_candidates(compensate, v, n, writer, plan, workspace.candidates, call.threads);
     });
     const Velocity<T> velocity(accumulated, n, workspace, found, call.threads);
     const bool is_finite = velocity.finite();

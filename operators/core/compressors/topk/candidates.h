@@ -74,11 +74,28 @@ struct Found {
   std::size_t count;
 };
 
+// One element of p after the sweep has reached it. A residual that has gone past the caches is not read: what it was
+// computed from is still in the caches.
+template <typename T, typename Correct>
+T corrected_element(const Correct& correct, const Corrected<T>& p, const StateWriter<T>& residual, std::size_t i,
+                    std::size_t n) {
+  if constexpr (Correct::feedback != Feedback::none) {
+    const std::size_t begin = i - i % lanes;
+    if (residual.past_caches && begin + lanes <= n) {
+      alignas(64) T values[lanes];
+      store(correct.preview(begin, All{}), values, All{});
+      return values[i - begin];
+    }
+  }
+  return p[i];
+}
+
 // The sweep: writes momentum, stores p in the residual, and collects the elements that reach the threshold. Returns
 // their number, even if it exceeds plan.capacity; then some candidates are missing.
 template <typename T, typename Correct>
 std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> threshold, std::size_t n,
-                    T* residual, const TopkPlan& plan, const TopkWorkspace<T>& workspace, int threads) {
+                    const StateWriter<T>& residual, const TopkPlan& plan, const TopkWorkspace<T>& workspace,
+                    int threads) {
   alignas(128) std::size_t total = 0;
   ElementBlocks(n).run(threads, [=, &total](std::size_t, std::size_t block_begin, std::size_t block_end) {
     for (std::size_t begin = block_begin; begin < block_end; begin += topk_segment) {
@@ -90,7 +107,7 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
         for (std::size_t part = 0; part < group_elements / lanes; ++part) {
           const auto here = present.part(part);
           const Vec<T> x = correct(i + part * lanes, here);
-          if constexpr (Correct::feedback != Feedback::none) store(x, residual + i + part * lanes, here);
+          if constexpr (Correct::feedback != Feedback::none) residual(x, i + part * lanes, here);
           bits |= std::uint64_t{magnitude_at_least(x, threshold) & all_bits(here)} << part * lanes;
         }
         groups[group_count] = {i, bits};
@@ -106,7 +123,7 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
       for (std::size_t g = 0; g < group_count; ++g) {
         for (std::uint64_t bits = groups[g].bits; bits != 0; bits &= bits - 1) {
           const std::size_t i = groups[g].begin + __builtin_ctzll(bits);
-          *to++ = element(p[i], i);
+          *to++ = element(corrected_element(correct, p, residual, i, n), i);
         }
       }
     }
@@ -116,8 +133,9 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
 
 // Collects the candidates, with a threshold from a sample. Writes momentum, and stores p in the residual.
 template <typename T, typename Correct>
-Found<T> find_candidates(const Correct& correct, const Corrected<T>& p, std::size_t n, T* residual,
-                         const TopkPlan& plan, const TopkWorkspace<T>& workspace, int threads) {
+Found<T> find_candidates(const Correct& correct, const Corrected<T>& p, std::size_t n,
+                         const StateWriter<T>& residual, const TopkPlan& plan, const TopkWorkspace<T>& workspace,
+                         int threads) {
   Bits<T> threshold = 0;
   if (plan.rank != 0) threshold = sampled_threshold<T>(correct, n, plan, threads);
   if (plan.rank != 0 && threshold == 0) threshold = 1;  // the sample is mostly zeros, which are no candidates

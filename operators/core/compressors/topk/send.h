@@ -48,7 +48,7 @@ void send_largest(const Corrected<T>& p, Found<T> found, std::size_t n, std::siz
   const bool too_few = found.count < k && found.threshold > 1;
   if (too_few || (found.count > plan.capacity && reaching(found.threshold + 1) >= k)) {  // the sample misled
     found.threshold = find_threshold<T>(k, plan.capacity, reaching);
-    found.count = collect(p, p, found.threshold, n, static_cast<T*>(nullptr), plan, workspace, threads);
+    found.count = collect(p, p, found.threshold, n, StateWriter<T>(nullptr, nullptr), plan, workspace, threads);
   }
   if (found.count >= k && found.count <= plan.capacity) {
     std::memcpy(workspace.scratch, workspace.candidates, found.count * sizeof(TopkElement<T>));

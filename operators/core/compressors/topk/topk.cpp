@@ -46,9 +46,10 @@ struct Topk : KeepsResidual {
     const TopkWorkspace<T> workspace(call.workspace, plan);
     const Corrected<T> p(call.gradient, call.gradient_scale, state);
     const StoredResidual<T> residual{state.earlier_residual};
+    const StateWriter<T> writer_of_residual(state.earlier_residual, state.residual);
     const auto found =
         with_correction(call.gradient, call.gradient_scale, state, residual, [&](const auto& correct) {
-          return find_candidates(correct, p, n, state.residual, plan, workspace, call.threads);
+          return find_candidates(correct, p, n, writer_of_residual, plan, workspace, call.threads);
         });
     SparseWriter<T> writer(format, call.payload, k);
     send_largest(p, found, n, k, plan, workspace, call.threads, writer);
