@@ -54,6 +54,7 @@ class MailboxDriver(Driver):
         self._rounds: Dict[str, Shapes] = {}  # by the kind of round
         self._lanes: Dict[str, _Lane] = {}  # by the kind of round; none but in the first worker
         self._has_joined = False
+        self._epoch: Optional[int] = None
         self.counts: Counter[str] = Counter()  # of the rounds of each kind
         self.samples = 0.0  # of all steps
         self.samples_per_step = run.samples_per_step
@@ -92,7 +93,7 @@ class MailboxDriver(Driver):
             if self._mailbox.is_first:
                 tensors = self._tensors(kind, of_kind, dtypes)
                 participant = self._mailbox.participant(kind, Packing(tensors))
-                self._lanes[kind] = _Lane(participant)
+                self._lanes[kind] = _Lane(participant, self._epoch)
             outcome = self._mailbox.share(partial(self._join, kind))
             self._apply(kind, outcome, answers=False)
             for name in of_kind:
@@ -104,6 +105,7 @@ class MailboxDriver(Driver):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, for compressors with a warm-up, from the next round on."""
+        self._epoch = epoch
         for lane in self._lanes.values():
             lane.epoch = epoch
 
@@ -243,10 +245,9 @@ class MailboxDriver(Driver):
 class _Lane:
     """The rounds of one kind: the one under way, and what no round has counted yet."""
 
-    def __init__(self, participant: Participant) -> None:
-        self.participant = participant
+    def __init__(self, participant: Participant, epoch: Optional[int]) -> None:
+        self.participant, self.epoch = participant, epoch  # the epoch is set in the next round
         self.uncounted: Arrays = {}
-        self.epoch: Optional[int] = None  # for the next round
         self._under_way: Optional[Future[Outcome]] = None
         self._sent: Arrays = {}
         self._samples = self._counted_samples = 0.0  # of the last contribution; that counted
