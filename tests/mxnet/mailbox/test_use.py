@@ -1,12 +1,16 @@
 """bps.init with a mailbox, and what MXNet's trainer does and refuses with one."""
 
 import os
+import signal
+import sys
+from unittest import mock
 
 import mxnet as mx
 import pytest
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 import gluon_gc.mxnet as bps
+from gluon_gc.algorithms.local_steps import LocalSteps
 from gluon_gc.mailbox import objects
 from gluon_gc.mailbox.store import Store
 from tests.neutral.mailbox.recording import digest
@@ -199,6 +203,28 @@ def test_a_worker_learns_of_its_run(url):
     first, second = sorted(result(url, 3)["counted"], key=lambda entry: entry["leaves"])
     assert (first["worker"], first["weight"], first["steps"]) == (bps.worker_name(), 16, 5)
     assert second["leaves"] and second["weight"] == 0  # of the first life
+
+
+def test_sigterm_waits_until_a_round_is_applied(url):
+    lives(url)
+    net, trainer = make()
+    train(net, trainer, [4] * 4)
+    move_anchor = LocalSteps._move_anchor
+
+    def interrupted(self, name, *arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        move_anchor(self, name, *arguments)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+    try:
+        with mock.patch.object(LocalSteps, "_move_anchor", interrupted):
+            with pytest.raises(SystemExit):
+                train(net, trainer, [4])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    anchor = {n: a.asnumpy() for n, a in trainer._averaging._driver.state["anchor"].items()}
+    assert digest({"": values_of(net)}) == digest({"": anchor})
+    assert bps.rounds() == 1
 
 
 def test_fragments_that_overlap_have_the_replays_bits_and_all_contexts_follow(url):

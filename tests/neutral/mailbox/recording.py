@@ -26,7 +26,7 @@ import numpy as np
 
 from gluon_gc import mailbox
 from gluon_gc.log import logger
-from gluon_gc.mailbox.driver import MailboxDriver
+from gluon_gc.mailbox.driver import MailboxDriver, _Signals
 from gluon_gc.mailbox.store import Store
 
 ARCHIVE = "archive/"  # before the names of removed objects
@@ -71,6 +71,7 @@ class Recorder:
     ) -> None:
         self._begin, self._driver, self._values = folder / name, driver, values
         self._made: Arrays = defaultdict(float)
+        self._signals = _Signals()
         self._applied: Dict[str, int] = {}
         self._before: Arrays = {}
         self.facts: Dict[str, Any] = {
@@ -80,12 +81,14 @@ class Recorder:
         }
 
     def before_update(self, *_: Any) -> None:
+        self._signals.hold()  # until the update is recorded
         self._before = self._values()
 
     def after_update(self, *_: Any) -> None:
         self.facts["updates"] += 1
         for name, values in self._values().items():
             self._made[name] += (self._before[name] - values).astype(np.float64)
+        self._signals.release()
 
     def note_step(self) -> None:
         with open(f"{self._begin}.steps", "a") as steps:
