@@ -98,18 +98,25 @@ def current() -> Optional[Run]:
     return _current
 
 
-def disconnect(puts: bool = True) -> None:
-    """Leave the run, if this process is a worker of one; see `Run.close`."""
+def disconnect() -> None:
+    """Leave the run, if this process is a worker of one.
+
+    The worker puts what it has, unless this is called in a ``finally`` or ``except`` block that an
+    error has reached: the parameters may be wrong then. Ctrl-C and sys.exit are no errors.
+    """
+    _leave(sys.exc_info()[1])
+
+
+def _leave(error: Optional[BaseException]) -> None:
     global _current
     run, _current = _current, None
     atexit.unregister(_leave_at_exit)
     if run is not None:
-        run.close(puts)
+        run.close(puts=isinstance(error, StopIteration) or not isinstance(error, Exception))
 
 
 def _leave_at_exit() -> None:
-    error = getattr(sys, "last_value", None)
-    disconnect(puts=error is None or isinstance(error, KeyboardInterrupt))
+    _leave(getattr(sys, "last_value", None))
 
 
 def _exit(number: int, frame: Any) -> NoReturn:

@@ -10,6 +10,7 @@ What a worker has changed, and no round has counted yet, is in one of these:
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import Counter
@@ -54,6 +55,8 @@ class MailboxDriver(Driver):
         self._rounds: Dict[str, Shapes] = {}  # by the kind of round
         self._lanes: Dict[str, _Lane] = {}  # by the kind of round; none but in the first worker
         self._has_joined = False
+        self._epoch: Optional[int] = None
+        self._signals = _Signals()
         self.counts: Counter[str] = Counter()  # of the rounds of each kind
         self.samples = 0.0  # of all steps
         self.samples_per_step = run.samples_per_step
@@ -92,7 +95,7 @@ class MailboxDriver(Driver):
             if self._mailbox.is_first:
                 tensors = self._tensors(kind, of_kind, dtypes)
                 participant = self._mailbox.participant(kind, Packing(tensors))
-                self._lanes[kind] = _Lane(participant)
+                self._lanes[kind] = _Lane(participant, self._epoch)
             outcome = self._mailbox.share(partial(self._join, kind))
             self._apply(kind, outcome, answers=False)
             for name in of_kind:
@@ -104,6 +107,7 @@ class MailboxDriver(Driver):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, for compressors with a warm-up, from the next round on."""
+        self._epoch = epoch
         for lane in self._lanes.values():
             lane.epoch = epoch
 
@@ -126,7 +130,10 @@ class MailboxDriver(Driver):
     def step(self, update: Callable[[], None], adam: Any = None) -> None:
         self.begin()
         self.samples += self.samples_per_step
-        super().step(update, adam)
+        try:
+            super().step(update, adam)
+        finally:
+            self._signals.release()
         self.has_moved = False
 
     def now(self) -> float:
@@ -138,6 +145,7 @@ class MailboxDriver(Driver):
     def start(self, request: Round) -> Callable[[], OfFramework]:
         if not is_declared(request, self._rounds):
             raise undeclared(request, self.steps)
+        self._signals.release()  # the algorithm has applied the last average
         kind, lane = request.kind, self._lanes.get(request.kind)
         # An attempt that could not go on in time has ended since then.
         earlier = self._mailbox.share(lambda: lane.finished())
@@ -157,6 +165,7 @@ class MailboxDriver(Driver):
         `contributes`: whether the first worker of the site has contributed what was requested. An
         earlier attempt lacks the steps since then, so it must not be the answer.
         """
+        self._signals.release()
         began, lane = self.now(), self._lanes.get(kind)
 
         def awaited() -> Optional[Outcome]:
@@ -172,6 +181,16 @@ class MailboxDriver(Driver):
         """Apply what was learnt. Return the last average if the algorithm waits for it, or {}."""
         if outcome is None:
             return {}
+        last: OfFramework = {}
+        self._signals.hold()  # until the algorithm has applied the last average
+        try:
+            last = self._applied(kind, outcome, answers)
+        finally:
+            if not last:
+                self._signals.release()
+        return last
+
+    def _applied(self, kind: str, outcome: Outcome, answers: bool) -> OfFramework:
         parameters = self._front_end.parameters()
         if outcome.state is not None:
             for name in self._rounds[kind]:
@@ -240,13 +259,44 @@ class MailboxDriver(Driver):
         self.require_loadable()
 
 
+class _Signals:
+    """Holds SIGTERM and Ctrl-C back while a round is applied.
+
+    Meanwhile the parameters do not fit the anchor, so a worker that leaves would put changes that
+    the round has counted already.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: Dict[int, Callable[..., Any]] = {}
+        self._arrived: List[int] = []
+
+    def hold(self) -> None:
+        if self._handlers or threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self._handlers[number] = handler
+                signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._arrived.append(number)
+
+    def release(self) -> None:
+        handlers, self._handlers = self._handlers, {}
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        arrived, self._arrived = self._arrived, []
+        for number in arrived:
+            signal.raise_signal(number)
+
+
 class _Lane:
     """The rounds of one kind: the one under way, and what no round has counted yet."""
 
-    def __init__(self, participant: Participant) -> None:
-        self.participant = participant
+    def __init__(self, participant: Participant, epoch: Optional[int]) -> None:
+        self.participant, self.epoch = participant, epoch  # the epoch is set in the next round
         self.uncounted: Arrays = {}
-        self.epoch: Optional[int] = None  # for the next round
         self._under_way: Optional[Future[Outcome]] = None
         self._sent: Arrays = {}
         self._samples = self._counted_samples = 0.0  # of the last contribution; that counted

@@ -113,7 +113,7 @@ class AlgorithmAveraging(Averaging):
         self._automatic = automatic(algorithm, requested, option_given, mx.nd.waitall)
         self._proposed: Optional[Decision] = None  # this worker's; rank 0's counts for all
         self._describe()
-        self._run = mailbox.current()
+        self.run = mailbox.current()
         self._driver = self._new_driver()
         self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
         self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of round
@@ -122,10 +122,10 @@ class AlgorithmAveraging(Averaging):
         self._declared = False  # whether the rounds' tensors are declared
 
     def _new_driver(self) -> Driver:
-        if self._run is None:
+        if self.run is None:
             return Driver(self._algorithm, self)
         params = {self._params[i].name: params for i, params in self._requested.items()}
-        return MailboxDriver(self._given, self, self._run, params)
+        return _DriverOfContexts(self._given, self, self.run, params)
 
     @property
     def _algorithm(self) -> Algorithm:
@@ -175,10 +175,10 @@ class AlgorithmAveraging(Averaging):
         self._averaged.update((i, self._params[i]) for i in indices[::-1])
         _require_parameters(self._algorithm.name, self._averaged.values())
         self._driver.begin()
-        if self._run is None:
+        if self.run is None:
             self._declare(call, facts)
         else:
-            broadcast_to_contexts(self._averaged.values())  # they are those of the run
+            self.broadcast_to_contexts()  # they are those of the run
         self._begun = self._declared = True
         self._when_prepared()
         self._moved(self.names())
@@ -226,11 +226,11 @@ class AlgorithmAveraging(Averaging):
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        if self._run is not None:
+        if self.run is not None:
             self._driver.set_epoch(epoch)
 
     def stats_of_step(self, reset: bool) -> Dict[str, Any]:
-        if self._run is None:
+        if self.run is None:
             return super().stats_of_step(reset)
         sizes = {}
         for param in self._averaged.values():
@@ -275,12 +275,12 @@ class AlgorithmAveraging(Averaging):
                 sum_over_contexts(param.list_grad())
         scaler, scale = arguments.scaler, arguments.scale / arguments.batch_size
         overflows = scaler is not None and scaler.check(list(self._averaged.values()), ())
-        if overflows:
+        skips = overflows or self._driver.has_moved
+        if skips:
             freshness.use_up(self._params)
         ignores_stale = arguments.ignore_stale_grad
-        if self._run is not None:
-            self._driver.samples_per_step = arguments.batch_size
-        skips = overflows or self._driver.has_moved
+        if self.run is not None:
+            self._driver.samples_per_step = 0 if skips else arguments.batch_size
         try:
             self._driver.step(lambda: None if skips else update(scale, ignores_stale))
         finally:  # if an average has failed, the parameters have changed, too
@@ -341,6 +341,9 @@ class AlgorithmAveraging(Averaging):
         return overflow  # each worker has its own loss scale, and skips its own steps
 
     # Checkpoints
+
+    def require_checkpoints(self) -> None:
+        self._driver.require_loadable()
 
     def arrays(self) -> Dict[Key, NDArray]:
         """The algorithm's state and this worker's parameters, by parameter index."""
@@ -408,6 +411,10 @@ class AlgorithmAveraging(Averaging):
     def parameters(self) -> Dict[str, NDArray]:
         return {param.name: first_copy(param) for param in self._averaged.values()}
 
+    def broadcast_to_contexts(self) -> None:
+        """Copy the parameters from their first contexts to the others."""
+        broadcast_to_contexts(self._averaged.values())
+
     def gradients(self) -> Dict[str, NDArray]:
         """This worker's own gradients, of the parameters with a fresh one."""
         fresh = (param for param in self._averaged.values() if param.list_data()[0]._fresh_grad)
@@ -442,6 +449,14 @@ class AlgorithmAveraging(Averaging):
             return averages
 
         return arrived
+
+
+class _DriverOfContexts(MailboxDriver):
+    """A driver that, when it leaves, also moves the parameters on further contexts."""
+
+    def leave(self) -> None:
+        super().leave()
+        self._front_end.broadcast_to_contexts()
 
 
 def checked(

@@ -9,6 +9,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
+from ... import mailbox
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import legacy
 from ..state.optimizer_states import arrays_of, copy_progress
@@ -38,6 +39,11 @@ class DistributedOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an mxnet Optimizer, got {optimizer!r}")
+        if mailbox.current() is not None:
+            raise ValueError(
+                "DistributedOptimizer averages nothing with a mailbox: use DistributedTrainer with "
+                "algorithm={'name': 'local_steps', ...}"
+            )
         vars(self).update(
             _optimizer=optimizer,
             _name=f"optimizer{next(_numbers)}",

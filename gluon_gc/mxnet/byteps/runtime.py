@@ -94,7 +94,7 @@ def init(lazy: bool = True, mailbox: Optional[str] = None, **settings: Any) -> N
     With a mailbox, the process is a worker of a run without a cluster.
 
     From then on, an uncaught exception ends the process at once, so that the other workers learn of
-    it. A second call does nothing.
+    it. A second call does nothing, but may still name a mailbox.
 
     Parameters
     ----------
@@ -116,28 +116,37 @@ def init(lazy: bool = True, mailbox: Optional[str] = None, **settings: Any) -> N
         The scheduler cannot be reached.
     """
     global _default, _goes_on
+    _connect_mailbox(mailbox or env.get("GLUON_GC_MAILBOX"), settings)
     if _default is not None:
         return
     exchange = _default = create_exchange()
     suspended, _goes_on = _suspended, all_fit(exchange, _suspended)
     if suspended is not None:
         exchange.when_declared = lambda names: suspended.give_back(exchange, names, _goes_on)
-    _connect_mailbox(mailbox or env.get("GLUON_GC_MAILBOX"), settings)
     if _default.local_rank == 0:  # once a machine: its workers have the same variables
         warn_of_misspelt()
 
 
 def _connect_mailbox(url: Optional[str], settings: Mapping[str, Any]) -> None:
+    """Become a worker of a run. Refuse a cluster before it is joined, which could take long."""
     if not url:
         if settings:
             raise TypeError(f"{next(iter(settings))} is for runs with a mailbox, which is missing")
         return
-    if _default.num_workers > 1:
+    if _of_environment() != "local" or (_default is not None and _default.num_workers > 1):
         raise env.ConfigurationError(
-            f"a mailbox is for processes without a cluster, but there is one of "
-            f"{_default.num_workers} workers: start them without bpslaunch or horovodrun"
+            "a mailbox is for processes without a cluster, but the environment describes one: "
+            "start workers without bpslaunch and horovodrun, and unset DMLC_ROLE"
         )
     connect(url, "mxnet", **settings)
+
+
+def _require_no_mailbox(call: str) -> None:
+    if current() is not None:
+        raise RuntimeError(
+            f"bps.{call} is for clusters, but this process is a worker of the run at "
+            f"{current().url}: workers join and leave a run without it"
+        )
 
 
 def shutdown() -> None:
@@ -170,9 +179,11 @@ def suspend() -> None:
     Raises
     ------
     RuntimeError
-        It cannot be known whether such an exchange is applied; see `allreduce_grads`.
+        It cannot be known whether such an exchange is applied; see `allreduce_grads`. Or the
+        process has a mailbox.
     """
     global _suspended
+    _require_no_mailbox("suspend")
     if _default is not None:
         for reference in _default.averagings.values():
             averaging = reference()
@@ -211,7 +222,13 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
         unless BYTEPS_FORCE_DISTRIBUTED is set.
     global_rank : int
         Replaces DMLC_WORKER_ID; -1: unchanged.
+
+    Raises
+    ------
+    RuntimeError
+        The process has a mailbox.
     """
+    _require_no_mailbox("resume")
     env.resize(num_workers, num_servers, None if global_rank == -1 else global_rank)
     init()
 

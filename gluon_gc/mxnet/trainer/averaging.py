@@ -28,6 +28,7 @@ from mxnet.optimizer import Optimizer
 from ...compression.learning_rates import LearningRates
 from ...exchange.agreement import Facts
 from ...exchange.plan import Tensor
+from ...mailbox import Run
 from ...state import Arrays, Key
 from ..exchange.exchange import Exchange
 from . import optimizer_facts, reports
@@ -55,6 +56,7 @@ class Averaging(ABC):
 
     noun: ClassVar[str]  # the log's word for the averaged vectors: "gradient" or "vector"
     described: Optional[Dict[str, Any]] = None  # the algorithm's name and options, if there is one
+    run: Optional[Run] = None  # that the process is a worker of, if it has a mailbox
     mu: Optional[float] = None  # the momentum that is applied outside the optimizer
 
     def __init__(
@@ -113,6 +115,10 @@ class Averaging(ABC):
 
     def require_settled(self, call: str) -> None:
         """Raise RuntimeError if `call` would save an exchange that may still be taken back."""
+        return
+
+    def require_checkpoints(self) -> None:
+        """Raise RuntimeError if the state cannot be saved in files, and loaded from them."""
         return
 
     @abstractmethod

@@ -33,12 +33,15 @@ _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
 def summary(trainer: Trainer, averaging: Averaging, given: CompressionParams) -> List[str]:
     """Lines about how a trainer's tensors travel; `given` is the trainer's own compression."""
     exchange, names, noun = averaging.exchange, averaging.names(), averaging.noun
-    head = (
-        f"{type(trainer).__name__}: {type(trainer.optimizer).__name__}, {exchange.type}, "
-        f"worker {exchange.rank} of {exchange.num_workers}"
-    )
+    connection = f"{exchange.type}, worker {exchange.rank} of {exchange.num_workers}"
+    run = averaging.run
+    if run is not None:
+        connection = f"worker {run.worker} of the run at {run.url}"
+    head = f"{type(trainer).__name__}: {type(trainer.optimizer).__name__}, {connection}"
     if averaging.described is not None:
         head = f"{head}, algorithm {averaging.described}"
+    if run is not None:
+        return [head, _of_params(given)]
     if not names:
         return [head, f"no {noun}s yet: {_of_params(given)}"]
     by_compression: Dict[Hashable, List[Channel]] = {}

@@ -92,7 +92,8 @@ class DistributedTrainer(Trainer):
         leave the step out: residuals, momentum and random streams return to their state before it.
         Each step waits for the averages, and the trainer keeps a second copy of residuals and
         momentum. "propagate": no reaction. With "raise" and "propagate", the residual and momentum
-        of the affected chunk restart from zero.
+        of the affected chunk restart from zero. With a mailbox, both leave this worker out of the
+        round, with a warning, and its parameters restart from the anchor.
     max_grad_norm : float, optional
         Each worker clips its own gradient before momentum and compression: if the l2 norm over all
         parameters is larger than max_grad_norm, the gradient is scaled down to it. `step` clips the
@@ -397,8 +398,9 @@ class DistributedTrainer(Trainer):
         ------
         RuntimeError
             The averages of the last `allreduce_grads` are not applied, so the state after them is
-            not the one that training continues from.
+            not the one that training continues from. Or there is a mailbox, which has the state.
         """
+        self._averaging.require_checkpoints()
         self._follow_cluster()
         self._averaging.require_settled("save_states")
         self._averaging.prepare(self._optimizer, "save_states")
@@ -433,8 +435,9 @@ class DistributedTrainer(Trainer):
             The file is damaged, or has another format, parameters, compression, rank or number of
             workers. Or the files of a list are of different steps.
         RuntimeError
-            Another worker's file does not fit, or is of another step.
+            Another worker's file does not fit, or is of another step. Or there is a mailbox.
         """
+        self._averaging.require_checkpoints()
         self._follow_cluster()
         saving.announce(self._averaging, fname)
         self._averaging.prepare(self._optimizer, "load_states")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.neutral.mailbox.runs import Replay
 from tests.torch.workers import run
 
 from .job import Batches, Net, optimizer_of, parameters_digest
-from .runs import Replay
 
 # Names match parameters of the model, whose last matrix is uncompressed.
 OVERRIDES = {

@@ -2,20 +2,10 @@
 
 import signal
 
+from tests.neutral.mailbox.runs import EVERY_5, require_sound
 from tests.neutral.mailbox.stores import refusal
 
-from .runs import EVERY_5, Replay
-
 FAST = {"grace": 0.3, "keep": 1000}
-
-
-def require_sound(run, alive):
-    """Check bits after each round, and that workers that lived until the end lost nothing."""
-    replay = Replay(run.url, run.config)
-    replay.require_equal_bits(run.workers)
-    for worker in alive:
-        replay.require_nothing_lost(worker)
-    return replay
 
 
 # The points of the protocol, in the order in which a worker reaches them.

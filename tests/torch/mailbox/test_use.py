@@ -10,11 +10,11 @@ import gluon_gc.torch as bps
 from gluon_gc.mailbox import objects, store
 from gluon_gc.mailbox.participant import Participant
 from gluon_gc.mailbox.store import Store
+from tests.neutral.mailbox.runs import EVERY_5, ONEBIT
 from tests.torch.common import raised
 from tests.torch.workers import on_workers
 
 from .job import Batches, Net, optimizer_of
-from .runs import EVERY_5, ONEBIT
 
 CONFIG = {"algorithm": EVERY_5, "compression_params": ONEBIT}
 

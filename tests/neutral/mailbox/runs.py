@@ -1,16 +1,16 @@
-"""Starts the workers of a run (job.py), and checks what they have done against a NumPy replay."""
+"""The workers of a run, and checks of what they have done, against a NumPy replay."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Type
 
 import numpy as np
 
@@ -18,11 +18,8 @@ from gluon_gc import compression
 from gluon_gc.mailbox import objects
 from gluon_gc.mailbox.store import Store
 from tests.algorithm_replay import LocalStepsReplay
-from tests.processes import heed_interrupts
-from tests.torch import forked, scripts
-from tests.torch.mailbox.job import ARCHIVE, digest
+from tests.neutral.mailbox.recording import ARCHIVE, digest
 
-JOB = Path(__file__).with_name("job.py")
 TIMEOUT = 100  # seconds for anything that a test waits for
 # One payload is one parameter, and every parameter is compressed.
 ENVIRONMENT = {"BYTEPS_MIN_COMPRESS_BYTES": "0"}
@@ -39,9 +36,8 @@ class Worker:
     @property
     def exit_code(self) -> Optional[int]:
         """Its exit code; None while it lives."""
-        if isinstance(self.process, subprocess.Popen):
-            return self.process.poll()
-        return self.process.exitcode
+        poll = getattr(self.process, "poll", None)  # a multiprocessing.Process has none
+        return poll() if poll else self.process.exitcode
 
     def kill(self) -> None:
         self.process.kill()
@@ -104,37 +100,10 @@ class Workers:
         folder.mkdir(exist_ok=True)
 
     def start(self, name: str, **config: Any) -> Worker:
-        """Start a worker by forking a process that has imported PyTorch."""
-        (worker,) = self.start_site(name, 1, **config)
-        return worker
+        """Start a worker, whose config has these keys besides the common ones."""
+        raise NotImplementedError
 
-    def start_site(self, name: str, size: int, **config: Any) -> List[Worker]:
-        """Start a site of several workers. Without a launcher's variables, if it is only one."""
-        places = forked.places(size) if size > 1 else [{}]
-        context = forked.server(frozenset(scripts.environ().items()))
-        started = []
-        for rank, place in enumerate(places):
-            file = f"{name}.{rank}" if rank else name
-            out = self.folder / f"{file}.out"
-            out.touch()
-            environment = {**scripts.environ(), **ENVIRONMENT, **self.variables, **place}
-            arguments = environment, str(out), self._config(name, config)
-            process = context.Process(target=_work, args=arguments)
-            process.start()
-            started.append(Worker(self.folder, file, process))
-        self.workers += started
-        return started
-
-    def start_python(self, name: str, **config: Any) -> Worker:
-        """Start a worker as a user does."""
-        with open(self.folder / f"{name}.out", "w") as out:
-            process = subprocess.Popen(
-                [sys.executable, str(JOB), json.dumps(self._config(name, config))],
-                env={**scripts.environ(), **ENVIRONMENT, **self.variables},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                preexec_fn=heed_interrupts,
-            )
+    def _started(self, name: str, process: Any) -> Worker:
         self.workers.append(Worker(self.folder, name, process))
         return self.workers[-1]
 
@@ -198,12 +167,22 @@ class Workers:
         return "\n".join(texts)
 
 
-def _work(environment: Dict[str, str], out: str, config: Dict[str, Any]) -> None:
-    """Be a worker, in a forked process."""
-    from tests.torch.mailbox import job
+@contextmanager
+def running(folder: Path, kind: Type[Workers]) -> Iterator[Callable[..., Workers]]:
+    """Return a function that makes `Workers` of this kind for the run at a URL. They end after."""
+    made: List[Workers] = []
 
-    forked.become(environment, out)
-    job.work(config)
+    def make(url: str, **config: Any) -> Workers:
+        variables = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+        variables["NO_PROXY"] = "127.0.0.1"
+        made.append(kind(folder / f"workers{len(made)}", url, variables, **config))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for workers in made:
+            workers.kill()
 
 
 class Round:
@@ -338,6 +317,15 @@ class Replay:
             found = handed_over[name] + arrays["residual"].get(name, 0)
             scale = np.abs(made).max() + np.abs(arrays["parameter"][name]).max()
             np.testing.assert_allclose(found, made, rtol=0, atol=1e-5 * scale, err_msg=name)
+
+
+def require_sound(run: Workers, alive: Iterable[Worker]) -> Replay:
+    """Check bits after each round, and that workers that lived until the end lost nothing."""
+    replay = Replay(run.url, run.config)
+    replay.require_equal_bits(run.workers)
+    for worker in alive:
+        replay.require_nothing_lost(worker)
+    return replay
 
 
 @lru_cache(maxsize=None)
