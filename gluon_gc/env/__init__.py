@@ -210,6 +210,14 @@ def has_aws_key() -> bool:
     return bool(os.environ.get("AWS_ACCESS_KEY_ID"))
 
 
+def require_url_of_s3() -> None:
+    """Raise ConfigurationError if the address of a server that is like S3 is no URL."""
+    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        address = os.environ.get(name, "")
+        if address and not address.startswith(("http://", "https://")):
+            raise ConfigurationError(f"{name} must begin with http:// or https://, got {address!r}")
+
+
 def of_torchrun(name: str) -> Optional[int]:
     """The value of one of torchrun's variables, such as LOCAL_RANK. None if it is not set."""
     return get(name)

@@ -7,12 +7,14 @@ the same bits after each round. docs/design/mailbox.md explains the protocol.
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import sys
 import threading
 from typing import Any, NoReturn, Optional
 
 from ..algorithms.base import Algorithm
+from ..options import nearest
 from .run import Run, Site
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "worker_seed",
 ]
 
+SETTINGS = ("min_workers", "grace", "keep", "samples_per_step", "worker_name", "site")
 _current: Optional[Run] = None
 
 
@@ -36,6 +39,12 @@ def connect(url: str, framework: str, **settings: Any) -> Run:
     At SIGTERM and Ctrl-C, the worker puts what it has and leaves. After an error, it only leaves.
     """
     global _current
+    for name in settings:
+        if name not in SETTINGS:
+            raise TypeError(
+                f"bps.init has no argument {name!r}; did you mean '{nearest(name, SETTINGS)}'?"
+            )
+    url = os.fspath(url)
     if _current is None:
         _current = Run(url, framework, **settings)
         atexit.register(_leave_at_exit)
@@ -89,8 +98,11 @@ def rounds() -> int:
 
 
 def report_loss(loss: float) -> None:
-    """Show this loss to those who watch the run, with this worker's next round."""
-    require_current().loss = float(loss)
+    """Show this loss to those who watch the run, with this worker's next round.
+
+    In a site, it is that of worker 0, or of each shard's worker.
+    """
+    require_current().report_loss(loss)
 
 
 def current() -> Optional[Run]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections import Counter
 from concurrent.futures import Future, wait
 from functools import partial
@@ -140,7 +139,7 @@ class MailboxDriver(Driver):
         if self.algorithm.in_lockstep:
             return super().now()
         # The workers of a site begin a round in the same step.
-        return self._mailbox.share(time.monotonic)
+        return self._mailbox.now()
 
     def start(self, request: Round) -> Callable[[], OfFramework]:
         if not is_declared(request, self._rounds):
@@ -219,7 +218,9 @@ class MailboxDriver(Driver):
         for kind, lane in self._lanes.items():
             if not lane.is_idle:
                 self._apply(kind, lane.last_outcome(), answers=False)
-            if lane.is_idle:
+            if not lane.is_idle:  # its payload is in the open round
+                lane.participant.leave_before(lane.participant.round + 1)
+            else:
                 lane.leave(
                     {
                         name: self._numpy(self.state["anchor"][name] - parameters[name])

@@ -76,6 +76,7 @@ class Rounds:
     results: Dict[int, Header] = field(default_factory=dict)
     times: Dict[int, datetime] = field(default_factory=dict)  # of the results
     payloads: Dict[int, Dict[str, datetime]] = field(default_factory=dict)
+    leavers: Dict[int, Set[str]] = field(default_factory=dict)  # who left before a round
 
     @property
     def last(self) -> int:
@@ -92,7 +93,13 @@ class Rounds:
 
     def present(self, number: int) -> Set[str]:
         """The workers that have put a payload, whether it counts or not."""
-        return {*self.entries(number), *self.payloads.get(number, ())}
+        excluded = self.results[number]["excluded"] if number in self.results else ()
+        return {*self.entries(number), *excluded, *self.payloads.get(number, ())}
+
+    def left(self, number: int) -> Set[str]:
+        """The workers that left before a round."""
+        told = self.results[number]["left"] if number in self.results else ()
+        return {*told, *self.leavers.get(number, ())}
 
 
 class History:
@@ -142,15 +149,17 @@ class History:
         """Read the objects that are new in the store."""
         results: DefaultDict[str, Dict[int, Entry]] = defaultdict(dict)  # by kind and round
         for entry in self._store.list(""):
-            match = re.match(r"(.+)/(rounds|states)/(\d+)(/result$)?", entry.name)
+            match = re.match(r"(.+)/(?:rounds|states)/(\d+)/?(\w*)/?(.*)", entry.name)
             if match is None:
                 continue
-            rounds, number = self.rounds[match[1]], int(match[3])
-            if match[4]:
-                results[match[1]][number] = entry
-            elif match[2] == "rounds":
-                payloads = rounds.payloads.setdefault(number, {})
-                payloads[objects.last_part(entry.name)] = entry.modified
+            kind, number, what, worker = match[1], int(match[2]), match[3], match[4]
+            rounds = self.rounds[kind]
+            if what == "result":
+                results[kind][number] = entry
+            elif what == "payloads":
+                rounds.payloads.setdefault(number, {})[worker] = entry.modified
+            elif what == "leavers":
+                rounds.leavers.setdefault(number, set()).add(worker)
         for kind, entries in results.items():
             rounds = self.rounds[kind]
             for number in sorted(entries.keys() - rounds.results.keys())[-_MOST:]:
@@ -235,7 +244,7 @@ def worker_rows(kind: str, rounds: Rounds) -> List[WorkerRow]:
                 steps=newest["steps"],
                 steps_per_second=_steps_per_second(entries),
                 loss=newest["loss"],
-                status=_status(rounds, worker, newest, is_last),
+                status=_status(rounds, worker, number, is_last),
                 since=None if is_last else number + 1,
                 since_time=None if is_last else rounds.times.get(number + 1),
             )
@@ -246,14 +255,14 @@ def worker_rows(kind: str, rounds: Rounds) -> List[WorkerRow]:
 def open_row(kind: str, rounds: Rounds) -> OpenRow:
     """The workers of the open round."""
     present = rounds.payloads.get(rounds.open, {})
-    before = rounds.entries(rounds.open - 1)
-    leaving = {worker for worker, entry in before.items() if entry["leaves"]}
-    awaited = rounds.present(rounds.open - 1) - leaving - set(present)
+    gone = rounds.left(rounds.open - 1) | rounds.left(rounds.open)
+    awaited = rounds.present(rounds.open - 1) - gone - set(present)
     return OpenRow(kind, rounds.open, dict(sorted(present.items())), sorted(awaited))
 
 
-def _status(rounds: Rounds, worker: str, newest: Header, is_last: bool) -> str:
-    if newest["leaves"]:
+def _status(rounds: Rounds, worker: str, number: int, is_last: bool) -> str:
+    """What became of a worker since round `number`, the last one that counted it."""
+    if any(worker in rounds.left(later) for later in range(number + 1, rounds.open + 1)):
         return "left"
     if is_last:
         return "counted"

@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<I")
 _DIGITS = 8  # of a round's number in names, so that names are in the order of the rounds
 Bytes = Union[bytes, bytearray, memoryview]
 
-JOB = "job"
+JOB, SHARDS = "job", "shards"
 
 
 class DamagedError(ValueError):
@@ -74,6 +74,11 @@ def payloads_folder(kind: str, number: int) -> str:
 
 def payload_name(kind: str, number: int, worker: str) -> str:
     return f"{payloads_folder(kind, number)}{worker}"
+
+
+def leaver_name(kind: str, number: int, worker: str) -> str:
+    """An object of a worker that leaves before a round."""
+    return f"{round_folder(kind, number)}leavers/{worker}"
 
 
 def states_folder(kind: str) -> str:

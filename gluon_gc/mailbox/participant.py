@@ -46,6 +46,10 @@ class MissingError(RuntimeError):
     """The store lacks an object that a result lists."""
 
 
+class ReplacedError(RuntimeError):
+    """The run's objects have been removed while this worker was in it."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a worker takes part.
@@ -102,6 +106,15 @@ class Outcome:
     nonfinite: str = ""
 
 
+@dataclass
+class Look:
+    """What a round's folder has: workers with a payload, those that leave before it, a result."""
+
+    workers: Set[str] = field(default_factory=set)
+    leavers: Set[str] = field(default_factory=set)
+    has_result: bool = False
+
+
 class _Removed(Exception):
     """A round's payloads are removed, because states after it are saved. Its result is not."""
 
@@ -110,11 +123,11 @@ class Participant:
     """Takes part in the rounds of one kind. `size` is the number of workers in the last round."""
 
     def __init__(
-        self, store: PatientStore, kind: str, packing: Packing, settings: Settings
+        self, store: PatientStore, kind: str, packing: Packing, settings: Settings, run: str
     ) -> None:
         self._store, self.kind, self.packing, self.settings = store, kind, packing, settings
+        self._run = run  # its identity, which all its objects have
         self.round, self.size, self.meter = 1, 1, Meter()
-        self._leaving: Set[str] = set()  # workers that left in the last round
         self._saved = 0  # the last round with a saved state that this worker knows of
         self._saves: Optional[int] = None  # the round whose state this worker must save
         self._saving: Optional[threading.Thread] = None
@@ -142,10 +155,19 @@ class Participant:
         return outcome
 
     def leave(self, contribution: Contribution) -> None:
-        """Put a last contribution into the open round."""
-        while self._store.get(objects.result_name(self.kind, self.round)) is not None:
+        """Put a last contribution into the open round, unless it has no weight, and leave."""
+        while self._look(self.round).has_result:
             self.round += 1
-        self._put(contribution, leaves=True)
+        if contribution.weight:
+            self._put(contribution)
+            self.round += 1
+        self.leave_before(self.round)
+
+    def leave_before(self, number: int) -> None:
+        """Tell that nobody should wait for this worker in this round."""
+        name = objects.leaver_name(self.kind, number, self.settings.worker)
+        self._store.put(name, objects.pack({"run": self._run}))
+        logger.debug("%s: %s leaves before round %d", self.kind, self.settings.worker, number)
 
     # Rounds
 
@@ -155,6 +177,7 @@ class Participant:
         `state` is the state after the last average, if `saves` was True.
         """
         outcome = Outcome()
+        self._require_same_run()
         if state is not None:
             self._begin_to_save(state)
         self._follow(outcome)
@@ -193,25 +216,23 @@ class Participant:
             outcome.state = state
             outcome.means.clear()
             return False
-        workers = _workers(result)
-        self._leaving = {entry["worker"] for entry in result["counted"] if entry["leaves"]}
-        self.size = max(1, len(workers))
+        self.size = max(1, len(_workers(result)))
         self.round += 1
         self._got.clear()
         return True
 
-    def _put(self, contribution: Contribution, leaves: bool = False) -> str:
+    def _put(self, contribution: Contribution) -> str:
         """Put a payload into the open round. Return the name of a parameter with a NaN, or ""."""
         settings, meter = self.settings, self.meter
         with meter.timing("compress_seconds"):
             packed = self.packing.pack(contribution.values)
         payloads = [] if packed.nonfinite else packed.payloads
         header = {
+            "run": self._run,
             "worker": settings.worker,
             "round": self.round,
             "weight": contribution.weight,
             **contribution.about,
-            "leaves": leaves,
             "nonfinite": packed.nonfinite,
             "lengths": [len(payload) for payload in payloads],
         }
@@ -230,19 +251,19 @@ class Participant:
         with self.meter.timing("wait_seconds"):
             enough_since: Optional[float] = None
             has_warned = False
-            expected = self._workers_with_payloads(self.round - 1) - self._leaving
+            before = self._look(self.round - 1)
             while True:
-                present = self._workers_with_payloads(self.round)
-                result = self._read_result(self.round)
-                if result is not None:
-                    return result
+                open_round = self._look(self.round)
+                if open_round.has_result:
+                    return self._read_result(self.round)
+                present = open_round.workers
                 now = time.monotonic()
                 if len(present) >= settings.min_workers:
                     self._store.note_progress()
                     enough_since = now if enough_since is None else enough_since
                     graced = now - enough_since >= settings.grace
-                    if graced or (expected and self._is_complete(expected, present)):
-                        return self._decide(present)
+                    if graced or self._has_all(open_round, before):
+                        return self._decide(open_round)
                 else:
                     self._store.note_waiting()
                     if now - began > settings.grace and not has_warned:
@@ -255,17 +276,18 @@ class Participant:
                         )
                 self._store.sleep(min(_LONGEST, max(_SHORTEST, (now - began) / 10)))
 
-    def _is_complete(self, expected: Set[str], present: Set[str]) -> bool:
+    def _has_all(self, open_round: Look, before: Look) -> bool:
         """Whether all are there that put a payload into the round before, even if it was late."""
-        if not expected <= present:
+        gone = open_round.leavers | before.leavers
+        if not before.workers or before.workers - gone - open_round.workers:
             return False
-        expected |= self._workers_with_payloads(self.round - 1) - self._leaving
-        return expected <= present
+        late = self._look(self.round - 1).workers
+        return not late - gone - open_round.workers
 
-    def _decide(self, workers: Set[str]) -> Header:
+    def _decide(self, open_round: Look) -> Header:
         """Write the result of the open round, or read that of who was faster."""
         logger.debug("%s: round %d is complete", self.kind, self.round)
-        counted, excluded = [], {}
+        counted, excluded, workers = [], {}, open_round.workers
         for worker, data in zip(sorted(workers), self._get_all(self.round, sorted(workers))):
             try:
                 counted.append(self._entry(worker, data))
@@ -273,10 +295,12 @@ class Participant:
                 excluded[worker] = str(error)
         logger.debug("%s: the payloads of round %d are read", self.kind, self.round)
         header = {
+            "run": self._run,
             "round": self.round,
             "decider": self.settings.worker,
             "counted": counted,
             "excluded": excluded,
+            "left": sorted(open_round.leavers),
         }
         name = objects.result_name(self.kind, self.round)
         if not self._store.put(name, objects.pack(header), create=True):
@@ -296,7 +320,9 @@ class Participant:
         if data is None:
             raise ValueError(f"object '{name}' is missing")
         header, body, digest = objects.unpack(name, data)
-        if header.get("nonfinite"):
+        if header["run"] != self._run:
+            raise ValueError("its run has been removed, and this is another one")
+        if header["nonfinite"]:
             raise ValueError(f"parameter {header['nonfinite']} has a NaN or an infinity")
         if not (0 <= header["weight"] < float("inf")):
             raise ValueError(f"its weight is {header['weight']}")
@@ -304,7 +330,7 @@ class Participant:
             for _ in self.packing.unpack(header["lengths"], body):
                 pass
         self._got[digest] = data
-        told = {key: header.get(key) for key in ("weight", "steps", "seconds", "loss", "leaves")}
+        told = {key: header.get(key) for key in ("weight", "steps", "seconds", "loss")}
         return {"worker": worker, "digest": digest, "bytes": len(data), **told}
 
     def _mean(self, result: Header) -> Arrays:
@@ -364,14 +390,34 @@ class Participant:
         read_some()
         return [read.result() for read in reads]
 
-    def _workers_with_payloads(self, number: int) -> Set[str]:
-        entries = self._store.list(objects.payloads_folder(self.kind, number))
-        return {objects.last_part(entry.name) for entry in entries}
+    def _look(self, number: int) -> Look:
+        """List the objects of a round."""
+        look, folder = Look(), objects.round_folder(self.kind, number)
+        for entry in self._store.list(folder):
+            what, _, worker = entry.name[len(folder) :].partition("/")
+            {"payloads": look.workers, "leavers": look.leavers}.get(what, set()).add(worker)
+            look.has_result |= what == "result"
+        return look
 
     def _read_result(self, number: int) -> Optional[Header]:
         name = objects.result_name(self.kind, number)
         data = self._store.get(name)
-        return None if data is None else objects.unpack(name, data).header
+        if data is None:
+            return None
+        header = objects.unpack(name, data).header
+        self._require_run(header)
+        return header
+
+    def _require_same_run(self) -> None:
+        data = self._store.get(objects.JOB)
+        self._require_run({} if data is None else objects.unpack(objects.JOB, data).header)
+
+    def _require_run(self, header: Header) -> None:
+        if header.get("run") != self._run:
+            raise ReplacedError(
+                f"the run at {self._store.url} was removed while this worker was in it: start all "
+                "workers again, at a new URL if others have begun another run there"
+            )
 
     # Saved states
 
@@ -394,6 +440,7 @@ class Participant:
         if data is None:
             return None
         header, body, _ = objects.unpack(name, data)
+        self._require_run(header)
         state: State = {}
         for kind, parameter, dtype, size in header["arrays"]:
             length = size * np.dtype(dtype).itemsize
@@ -425,8 +472,9 @@ class Participant:
         oldest, *others = self._states()
         last_but_one = [oldest, *others][-2] if others else oldest
         for old in range(oldest + 1, last_but_one + 1):
-            entries = self._store.list(objects.payloads_folder(self.kind, old))
-            self._store.delete(entry.name for entry in entries)
+            result = objects.result_name(self.kind, old)
+            entries = self._store.list(objects.round_folder(self.kind, old))
+            self._store.delete(entry.name for entry in entries if entry.name != result)
             logger.debug("%s: the payloads of round %d are removed", self.kind, old)
         names = [objects.state_name(self.kind, old) for old in [oldest, *others][:-2]]
         self._store.delete(names)
@@ -437,6 +485,7 @@ class Participant:
             (kind, name, array) for kind, named in state.items() for name, array in named.items()
         ]
         header = {
+            "run": self._run,
             "round": number,
             "arrays": [[kind, name, array.dtype.name, array.size] for kind, name, array in arrays],
         }

@@ -36,6 +36,10 @@ class PatientStore:
         self._failing_since: Optional[float] = None
 
     @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
     def hindered_seconds(self) -> float:
         """For how long no round could go on; 0 if one can."""
         since = self._hindered_since
@@ -71,6 +75,7 @@ class PatientStore:
     def _repeat(self, call: Callable[[], Any]) -> Any:
         pause, conflicts = _FIRST_PAUSE, 0
         while True:
+            began = time.monotonic()
             try:
                 answer = call()
             except StoreError as error:
@@ -81,21 +86,21 @@ class PatientStore:
                     continue
                 if not self.repeats:
                     raise
-                self._note_failure(error)
+                self._note_failure(error, began)
                 self.sleep(pause)
                 pause = min(_LONGEST_PAUSE, 2 * pause)
             else:
                 self._note_answer()
                 return answer
 
-    def _note_failure(self, error: StoreError) -> None:
+    def _note_failure(self, error: StoreError, began: float) -> None:
         with self._lock:
-            now = time.monotonic()
             # Another kind of round may have noted progress since the store began to fail.
-            self._hindered_since = self._hindered_since or now
+            self._hindered_since = self._hindered_since or began
             if self._failing_since is None:
-                self._failing_since = now
-                at = time.strftime("%H:%M:%S")
+                self._failing_since = began
+                silent = time.monotonic() - began
+                at = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
                 logger.warning("%s. Training goes on locally, since %s", error, at)
 
     def _note_answer(self) -> None:

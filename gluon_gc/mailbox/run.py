@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import numbers
 import os
 import re
 import socket
+import time
 import uuid
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple, TypeVar
 
@@ -102,13 +104,15 @@ class Run:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise ValueError(f"{name} must be a number > 0, got {value!r}")
         self.given, self._site = url, site or Alone()
+        self._whole_site = self._site
         self.framework = framework
         self.samples_per_step = float(samples_per_step) * self._site.size
         self.loss: Optional[float] = None
+        self._identity = ""  # of the run, which all its objects have
         self._shards: List[Run] = []
         self._drivers: List[Leaving] = []
         self._participants: Dict[str, Participant] = {}
-        name, self.seed = self.share(lambda: _identity(worker_name))
+        name, self.seed = self.share(lambda: _name_and_seed(worker_name))
         self._settings = Settings(name, int(min_workers), float(grace), int(keep))
         self._open(url)
         self.share(lambda: self._store.require_create(name))
@@ -122,6 +126,7 @@ class Run:
 
         Each worker of a site has the rounds of its own shard. All sites have the same shards.
         """
+        self.share(lambda: self._require_shards(count))
         shard = copy.copy(self)
         shard._site, shard._participants, shard._drivers, shard._shards = Alone(), {}, [], []
         shard._open(f"{self.url}/shard-{number}-of-{count}")
@@ -158,6 +163,15 @@ class Run:
         participants = [p for run in (self, *self._shards) for p in run._participants.values()]
         return self.share(lambda: min((p.round - 1 for p in participants), default=0))
 
+    def report_loss(self, loss: float) -> None:
+        """See `gluon_gc.mailbox.report_loss`."""
+        for run in (self, *self._shards):
+            run.loss = float(loss)
+
+    def now(self) -> float:
+        """The clock of the site's first worker, in seconds. All its workers call this together."""
+        return self._whole_site.share(time.monotonic)
+
     def share(self, make: Callable[[], Answer]) -> Answer:
         """See `Site.share`."""
         return self._site.share(make)
@@ -167,7 +181,8 @@ class Run:
 
     def participant(self, kind: str, packing: Packing) -> Participant:
         """This worker's part in the rounds of a kind."""
-        participant = Participant(self._patient, kind, packing, self._settings)
+        settings = self._settings
+        participant = Participant(self._patient, kind, packing, settings, self._identity)
         self._participants[kind] = participant
         return participant
 
@@ -191,14 +206,30 @@ class Run:
             )
         for name, of_parameter in params.items():
             _require_usable(name, of_parameter)
-        self.share(lambda: self._join(_facts(self.framework, algorithm, params, shapes, dtypes)))
+        facts = _facts(self.framework, algorithm, params, shapes, dtypes)
+        if self._site is self._whole_site:
+            self.share(lambda: self._require_shards(0))
+        self._identity = self.share(lambda: self._join(facts))
 
-    def _join(self, facts: Facts) -> None:
-        own = stated(facts)
-        job = objects.pack({"format": FORMAT, "version": __version__, "facts": own})
-        if self._patient.put(objects.JOB, job, create=True):
-            logger.debug("the run at %s is new", self.url)
+    def _require_shards(self, count: int) -> None:
+        """Raise RuntimeError if the sites of the run have another number of shards; 0: none."""
+        name, own = objects.SHARDS, {"shards": count}
+        if self._patient.put(name, objects.pack(own), create=True):
             return
+        found = objects.unpack(name, self._patient.get(name) or b"").header
+        if found != own:
+            raise RuntimeError(
+                f"the sites of the run at {self.url} have {found['shards']} shards of fully_shard, "
+                f"but this one has {count}: all need the same number of workers"
+            )
+
+    def _join(self, facts: Facts) -> str:
+        """Return the run's identity."""
+        own, identity = stated(facts), uuid.uuid4().hex
+        job = {"format": FORMAT, "version": __version__, "run": identity, "facts": own}
+        if self._patient.put(objects.JOB, objects.pack(job), create=True):
+            logger.debug("the run at %s is new", self.url)
+            return identity
         header = objects.unpack(objects.JOB, self._patient.get(objects.JOB) or b"").header
         if header["format"] != FORMAT:
             raise RuntimeError(
@@ -211,6 +242,7 @@ class Run:
                 f"this worker does not fit the run at {self.url}: {problem}. Use another URL for "
                 "another run, or the run's settings"
             )
+        return header["run"]
 
     def joined(self, driver: Leaving) -> None:
         """Note that this worker has joined. From now on, a failing store does not stop it."""
@@ -230,9 +262,15 @@ class Run:
             logger.warning("%s: the last steps of this worker are lost", error)
         finally:
             self._patient.stop()
+        if puts and not (drivers or self._shards):
+            logger.warning(
+                "this process has made no round of the run at %s: a DistributedOptimizer or "
+                "DistributedTrainer with the algorithm local_steps makes them",
+                self.url,
+            )
 
 
-def _identity(worker_name: Optional[str]) -> Tuple[str, int]:
+def _name_and_seed(worker_name: Optional[str]) -> Tuple[str, int]:
     """A name that no other worker has, nor an earlier life of this one, and a seed from it."""
     given = worker_name or socket.gethostname()
     if worker_name is not None and not re.fullmatch(r"[\w.-]{1,64}", worker_name):
@@ -267,6 +305,9 @@ def _facts(
     """What must be the same in all workers of a run."""
     options: Dict[str, Any] = {"algorithm": algorithm.name, **algorithm.described()}
     options.pop("every")
+    for name, option in algorithm.keys().items():
+        if option.types == (numbers.Real,):
+            options[name] = float(options[name])  # 1 is 1.0
     of_parameters = [
         (
             f"parameter {name}",

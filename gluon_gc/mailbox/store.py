@@ -86,6 +86,8 @@ class Store:
         if self._folder and not creates and not os.path.isdir(self._folder):
             raise StoreError(f"{self.url}: the folder does not exist")
         self._clients: Dict[float, Any] = {}
+        if self.url.startswith("s3:"):
+            env.require_url_of_s3()
         self._credentials = _boto3_credentials() if self.url.startswith("s3:") else None
         try:
             self._client()
@@ -240,7 +242,7 @@ def _parsed(url: str) -> Tuple[str, Optional[str]]:
     """The URL in its normal form, and the path of its folder. Refuse a wrong URL."""
     scheme, _, rest = url.partition("://")
     if url and not re.match(r"\w+:", url):
-        folder = os.path.abspath(url)
+        folder = os.path.abspath(os.path.expanduser(url))
     elif scheme == "file" and rest.startswith("/"):
         folder = unquote(rest)
     else:
@@ -268,6 +270,8 @@ def _boto3_credentials() -> Any:
 def _reason(error: Exception) -> str:
     """The first line of an error of obstore, and the message deeper in it."""
     text = str(error)
+    if "169.254.169.254" in text:  # where a machine of the cloud would find its credentials
+        return "no credentials were found; for S3, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     line = re.split(r"\n|<\?xml|\{$", text, flags=re.MULTILINE)[0].strip(" :")
     inner = re.findall(r'<Message>(.*?)</Message>|(?:message|error)"?: "(.*?)"|(TimedOut)', text)
     detail = next((part for part in inner[0] if part), "") if inner else ""

@@ -189,8 +189,8 @@ class Round:
     """A round in the store: its result, and its payloads by worker."""
 
     def __init__(self, header: Dict[str, Any], payloads: Dict[str, objects.Object]) -> None:
-        self.number, self.counted, self.excluded = (
-            header[key] for key in ("round", "counted", "excluded")
+        self.number, self.counted, self.excluded, self.left = (
+            header[key] for key in ("round", "counted", "excluded", "left")
         )
         self.payloads = payloads
 

@@ -30,9 +30,9 @@ BEGIN = 1_700_000_000  # seconds since 1970
 SHAPES = {"w": (3, 4), "b": (4,)}
 
 
-def entry(worker, weight=1.0, bytes=100, steps=None, seconds=None, loss=None, leaves=False):
+def entry(worker, weight=1.0, bytes=100, steps=None, seconds=None, loss=None):
     """Return what a result tells about a worker that it counts."""
-    about = {"steps": steps, "seconds": seconds, "loss": loss, "leaves": leaves}
+    about = {"steps": steps, "seconds": seconds, "loss": loss}
     return {"worker": worker, "digest": "", "bytes": bytes, "weight": weight, **about}
 
 
@@ -61,12 +61,15 @@ class MadeRun:
     def payload(self, number, worker, at, kind=KIND):
         self._put(objects.payload_name(kind, number, worker), {}, at)
 
-    def result(self, number, at, *counted, excluded=None, kind=KIND):
+    def leaver(self, number, worker, kind=KIND):
+        self._put(objects.leaver_name(kind, number, worker), {}, at=0)
+
+    def result(self, number, at, *counted, excluded=None, left=(), kind=KIND):
         """Write a result, and the payloads of all workers that it names, one second before."""
         excluded = excluded or {}
         for worker in [*(each["worker"] for each in counted), *excluded]:
             self.payload(number, worker, at - 1, kind)
-        header = {"round": number, "decider": "", "counted": counted, "excluded": excluded}
+        header = {"counted": counted, "excluded": excluded, "left": left}
         self._put(objects.result_name(kind, number), header, at)
 
     def remove(self, number, kind=KIND):
@@ -163,8 +166,8 @@ def test_the_row_of_a_worker_has_its_share_and_its_speed(run):
 
 def test_each_worker_has_its_status(run):
     workers = ["here", "lost", "left", "late", "bad", "back"]
-    run.result(4, 40, *(entry(worker, leaves=worker == "left") for worker in workers))
-    run.result(5, 50, entry("here"), excluded={"bad": "parameter w has a NaN"})
+    run.result(4, 40, *map(entry, workers))
+    run.result(5, 50, entry("here"), left=["left"], excluded={"bad": "parameter w has a NaN"})
     run.payload(5, "late", 51)
     run.payload(6, "back", 52)
     rows = workers_of(run)
@@ -182,7 +185,8 @@ def test_each_worker_has_its_status(run):
 
 
 def test_the_row_of_the_open_round_tells_who_is_there_and_who_is_awaited(run):
-    run.result(1, 10, entry("a"), entry("b"), entry("c", leaves=True))
+    run.result(1, 10, entry("a"), entry("b"), entry("c"))
+    run.leaver(2, "c")
     run.payload(2, "a", 12)
     run.payload(2, "new", 13)
     row = history.open_row(KIND, read(run).rounds[KIND])

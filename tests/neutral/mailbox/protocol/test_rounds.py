@@ -1,18 +1,22 @@
 """Rounds of several workers, in threads."""
 
 import itertools
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import wait
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gluon_gc.mailbox import objects
 from gluon_gc.mailbox.objects import DamagedError
+from gluon_gc.mailbox.participant import ReplacedError
+from gluon_gc.mailbox.run import Run
 from gluon_gc.mailbox.store import Store
 
 from .workers import (
@@ -348,8 +352,8 @@ def test_a_worker_that_leaves_is_counted_once_more_and_not_waited_for(url):
     leaves.train()  # a step that no round has counted
     leaves.run.close()
     stays.train(4)  # would last for LONG
-    last = [entry["worker"] for entry in results(url)[2]["counted"] if entry["leaves"]]
-    assert last == [leaves.name] and counted(results(url)[3]) == [stays.name]
+    assert leaves.name in counted(results(url)[2]) and results(url)[3]["left"] == [leaves.name]
+    assert counted(results(url)[3]) == [stays.name]
     payload = read(url, objects.payload_name("difference", 2, leaves.name))
     assert payload.header["weight"] == 1
     np.testing.assert_allclose(
@@ -358,8 +362,54 @@ def test_a_worker_that_leaves_is_counted_once_more_and_not_waited_for(url):
     )
 
 
+def test_a_worker_that_leaves_while_its_round_is_open_is_not_waited_for(url):
+    options = {"every": 2, "overlap": 1}
+    stays, leaves = (Member(url, rank, options, grace=LONG).join() for rank in range(2))
+    require_in_step([stays, leaves])
+    in_threads(*(partial(member.train, 3) for member in (stays, leaves)))
+    leaves.train()  # its payload of round 2 is on its way
+    name = objects.payload_name("difference", 2, leaves.name)
+    while Store(url).get(name) is None:
+        time.sleep(0.01)
+    leaves.run.close()
+    stays.train(4)
+    assert counted(results(url)[2]) == [stays.name, leaves.name]
+    assert results(url)[3]["left"] == [leaves.name]
+
+
+@pytest.mark.parametrize("is_begun_anew", [False, True])
+def test_a_run_that_is_removed_is_an_error_of_its_workers(url, is_begun_anew):
+    member = Member(url, 0, grace=1e-9).join().train(2)
+    shutil.rmtree(url)
+    if is_begun_anew:
+        Member(url, 1, grace=1e-9).join().train(3)
+    with pytest.raises(ReplacedError, match="was removed while this worker was in it"):
+        member.train()
+    if not is_begun_anew:
+        assert not Path(url, "difference").exists()
+    newcomer = Member(url, 2, grace=1e-9).join().train()
+    assert counted(max(results(url).items())[1]) == [newcomer.name]
+
+
+def test_settings_that_are_spelled_differently_are_the_same(url):
+    Member(url, 0, {"outer_lr": 1, "mix": 0}).join()
+    Member(url, 1, {"outer_lr": 1.0, "mix": 0.0}).join()
+
+
+def test_the_sites_of_a_run_have_the_same_shards(url):
+    runs = [Run(url, "numpy", worker_name=name) for name in ("a", "b")]
+    assert runs[0].of_shard(0, 2).url == f"{runs[0].url}/shard-0-of-2"
+    runs[0].report_loss(0.5)
+    assert runs[0]._shards[0].loss == 0.5
+    with pytest.raises(RuntimeError, match="have 2 shards of fully_shard, but this one has 4"):
+        runs[1].of_shard(0, 4)
+    with pytest.raises(RuntimeError, match="have 2 shards of fully_shard, but this one has 0"):
+        Member(url, 2).join()
+
+
 def test_a_worker_that_leaves_after_a_long_sleep_is_counted(url):
-    member, sleeper = (Member(url, n, keep=1, grace=1e-9).join().train() for n in range(2))
+    member = Member(url, 0, keep=1, grace=1e-9).join().train()
+    sleeper = Member(url, 1, {"every": 2}, keep=1, grace=1e-9).join().train()
     member.train(6)
     sleeper.run.close()
     member.train()
