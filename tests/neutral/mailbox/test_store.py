@@ -519,3 +519,15 @@ def test_obstore_goes_on_where_boto3_finds_no_keys(
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert Store(bucket).put("a", b"1")
     assert signatures == [""]
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT", "AWS_ENDPOINT_URL"])
+def test_an_endpoint_without_a_scheme_is_refused_by_name(monkeypatch, name):
+    monkeypatch.setenv(name, "127.0.0.1:9000")
+    with pytest.raises(ValueError, match=f"{name} must begin with http:// or https://, got '127"):
+        Store("s3://bucket/run")
+
+
+def test_a_path_may_begin_with_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Store("~/run").url == (tmp_path / "run").as_uri()
