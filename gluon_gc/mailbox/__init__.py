@@ -45,16 +45,18 @@ def connect(url: str, framework: str, **settings: Any) -> Run:
                 f"bps.init has no argument {name!r}; did you mean '{nearest(name, SETTINGS)}'?"
             )
     url = os.fspath(url)
+    own = {name: value for name, value in settings.items() if name != "site"}
     if _current is None:
         _current = Run(url, framework, **settings)
+        _current.given = url, own
         atexit.register(_leave_at_exit)
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _exit)
-    elif _current.given != url:
+    elif _current.given[0] != url or own not in ({}, _current.given[1]):
         raise RuntimeError(
             f"this process is a worker of the run at {_current.url}: call bps.shutdown() before it "
-            f"joins the run at {url}"
+            f"joins the run at {url}, or with other settings"
         )
     return _current
 
@@ -128,7 +130,17 @@ def _leave(error: Optional[BaseException]) -> None:
 
 
 def _leave_at_exit() -> None:
-    _leave(getattr(sys, "last_value", None))
+    interactive = hasattr(sys, "ps1")  # an earlier error does not end a session
+    _leave(None if interactive else getattr(sys, "last_value", None))
+
+
+def _forget() -> None:
+    """In a process that this one has forked, be no worker."""
+    global _current
+    _current = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _exit(number: int, frame: Any) -> NoReturn:

@@ -7,6 +7,7 @@ is: the magic number, a checksum of all that follows, the header's length, the h
 from __future__ import annotations
 
 import json
+import re
 import struct
 from typing import Any, Dict, NamedTuple, Union
 
@@ -79,6 +80,11 @@ def payload_name(kind: str, number: int, worker: str) -> str:
 def leaver_name(kind: str, number: int, worker: str) -> str:
     """An object of a worker that leaves before a round."""
     return f"{round_folder(kind, number)}leavers/{worker}"
+
+
+def is_worker(name: str) -> bool:
+    """Whether this is a worker's name, and not that of a file that some system has put there."""
+    return re.fullmatch(r"[\w.-]+-\d+-[0-9a-f]{6}", name) is not None
 
 
 def states_folder(kind: str) -> str:

@@ -123,10 +123,17 @@ class Participant:
     """Takes part in the rounds of one kind. `size` is the number of workers in the last round."""
 
     def __init__(
-        self, store: PatientStore, kind: str, packing: Packing, settings: Settings, run: str
+        self,
+        store: PatientStore,
+        kind: str,
+        packing: Packing,
+        settings: Settings,
+        run: str,
+        is_founder: bool,
     ) -> None:
         self._store, self.kind, self.packing, self.settings = store, kind, packing, settings
         self._run = run  # its identity, which all its objects have
+        self._is_founder = is_founder  # whether this worker has created the run
         self.round, self.size, self.meter = 1, 1, Meter()
         self._saved = 0  # the last round with a saved state that this worker knows of
         self._saves: Optional[int] = None  # the round whose state this worker must save
@@ -141,15 +148,18 @@ class Participant:
     def join(self, first: State) -> Outcome:
         """Return the newest saved state, and the averages since.
 
-        The first worker of a run saves `first` as the state before round 1.
+        The worker that has created the run saves `first` as the state before round 1. If it does
+        not within the grace time, another one does.
         """
-        outcome = Outcome()
+        outcome, deadline = Outcome(), time.monotonic() + self.settings.grace
         while outcome.state is None:
             number = self._newest_state()
-            if number is None:
+            if number is not None:
+                outcome.state = self._read_state(number)
+            elif self._is_founder or time.monotonic() > deadline:
                 self._write_state(0, first)
-                number = 0
-            outcome.state = self._read_state(number)
+            else:
+                self._store.sleep(_SHORTEST)
         self._follow(outcome)
         logger.debug("%s: %s joins in round %d", self.kind, self.settings.worker, self.round)
         return outcome
@@ -395,8 +405,10 @@ class Participant:
         look, folder = Look(), objects.round_folder(self.kind, number)
         for entry in self._store.list(folder):
             what, _, worker = entry.name[len(folder) :].partition("/")
-            {"payloads": look.workers, "leavers": look.leavers}.get(what, set()).add(worker)
-            look.has_result |= what == "result"
+            if what == "result":
+                look.has_result = True
+            elif objects.is_worker(worker):
+                (look.workers if what == "payloads" else look.leavers).add(worker)
         return look
 
     def _read_result(self, number: int) -> Optional[Header]:
@@ -431,7 +443,8 @@ class Participant:
 
     def _states(self) -> List[int]:
         entries = self._store.list(objects.states_folder(self.kind))
-        return sorted(int(objects.last_part(entry.name)) for entry in entries)
+        numbers = (objects.last_part(entry.name) for entry in entries)
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     def _read_state(self, number: int) -> Optional[State]:
         """Read a saved state, and go on after it. None if it has been removed."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from typing import Any, Callable, Iterable, List, Optional, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Optional, TypeVar
 
 from ..log import logger
 from .store import ConflictError, Entry, Store, StoreError
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
+_SILENT = 60.0  # seconds after which a call that has not ended counts as a failing store
 _CONFLICT_PAUSE, _MOST_CONFLICTS = 0.1, 20  # a conflict is as short as a request
 Answer = TypeVar("Answer")
 
@@ -34,6 +35,7 @@ class PatientStore:
         self._lock = threading.Lock()
         self._hindered_since: Optional[float] = None
         self._failing_since: Optional[float] = None
+        self._pending: Dict[int, float] = {}  # when each thread's call began
 
     @property
     def url(self) -> str:
@@ -42,8 +44,9 @@ class PatientStore:
     @property
     def hindered_seconds(self) -> float:
         """For how long no round could go on; 0 if one can."""
-        since = self._hindered_since
-        return 0.0 if since is None else time.monotonic() - since
+        now, since = time.monotonic(), self._hindered_since
+        silent = [began for began in list(self._pending.values()) if now - began > _SILENT]
+        return max((now - began for began in (since, *silent) if began is not None), default=0.0)
 
     def put(self, name: str, data: bytes, create: bool = False) -> bool:
         return self._repeat(partial(self._store.put, name, data, create))
@@ -75,7 +78,8 @@ class PatientStore:
     def _repeat(self, call: Callable[[], Any]) -> Any:
         pause, conflicts = _FIRST_PAUSE, 0
         while True:
-            began = time.monotonic()
+            thread = threading.get_ident()
+            began = self._pending[thread] = time.monotonic()
             try:
                 answer = call()
             except StoreError as error:
@@ -92,6 +96,8 @@ class PatientStore:
             else:
                 self._note_answer()
                 return answer
+            finally:
+                self._pending.pop(thread, None)
 
     def _note_failure(self, error: StoreError, began: float) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import numbers
 import os
 import re
 import socket
+import threading
 import time
 import uuid
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple, TypeVar
@@ -26,6 +27,7 @@ from .patient_store import PatientStore
 from .store import Store, StoreError
 
 FORMAT = 1
+_LEAVING_SECONDS = 60.0  # a folder on a network may never answer
 Answer = TypeVar("Answer")
 
 
@@ -103,12 +105,14 @@ class Run:
         for name, value in (("grace", grace), ("samples_per_step", samples_per_step)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise ValueError(f"{name} must be a number > 0, got {value!r}")
-        self.given, self._site = url, site or Alone()
+        self.given: Any = None  # the arguments of `connect`
+        self._site: Site = site or Alone()
         self._whole_site = self._site
         self.framework = framework
         self.samples_per_step = float(samples_per_step) * self._site.size
         self.loss: Optional[float] = None
         self._identity = ""  # of the run, which all its objects have
+        self._is_founder = False  # whether this worker has created the run
         self._shards: List[Run] = []
         self._drivers: List[Leaving] = []
         self._participants: Dict[str, Participant] = {}
@@ -182,7 +186,8 @@ class Run:
     def participant(self, kind: str, packing: Packing) -> Participant:
         """This worker's part in the rounds of a kind."""
         settings = self._settings
-        participant = Participant(self._patient, kind, packing, settings, self._identity)
+        about = self._identity, self._is_founder
+        participant = Participant(self._patient, kind, packing, settings, *about)
         self._participants[kind] = participant
         return participant
 
@@ -229,6 +234,7 @@ class Run:
         job = {"format": FORMAT, "version": __version__, "run": identity, "facts": own}
         if self._patient.put(objects.JOB, objects.pack(job), create=True):
             logger.debug("the run at %s is new", self.url)
+            self._is_founder = True
             return identity
         header = objects.unpack(objects.JOB, self._patient.get(objects.JOB) or b"").header
         if header["format"] != FORMAT:
@@ -249,19 +255,26 @@ class Run:
         self._patient.repeats = True
         self._drivers.append(driver)
 
+    def _leave(self, drivers: List[Leaving]) -> None:
+        try:
+            for driver in drivers:
+                driver.leave()
+        except StoreError as error:
+            logger.warning("%s: the last steps of this worker are lost", error)
+
     def close(self, puts: bool = True) -> None:
         """Leave the run. `puts`: whether other workers get what this one has changed since."""
         for shard in self._shards:
             shard.close(puts)
         drivers, self._drivers = self._drivers, []
         self._patient.repeats = False
-        try:
-            for driver in drivers if puts else ():
-                driver.leave()
-        except StoreError as error:
-            logger.warning("%s: the last steps of this worker are lost", error)
-        finally:
-            self._patient.stop()
+        leaving = threading.Thread(target=self._leave, args=[drivers], daemon=True)
+        if puts and drivers:
+            leaving.start()
+            leaving.join(_LEAVING_SECONDS)
+            if leaving.is_alive():
+                logger.warning("%s is silent: the last steps of this worker are lost", self.url)
+        self._patient.stop()
         if puts and not (drivers or self._shards):
             logger.warning(
                 "this process has made no round of the run at %s: a DistributedOptimizer or "
@@ -273,11 +286,11 @@ class Run:
 def _name_and_seed(worker_name: Optional[str]) -> Tuple[str, int]:
     """A name that no other worker has, nor an earlier life of this one, and a seed from it."""
     given = worker_name or socket.gethostname()
-    if worker_name is not None and not re.fullmatch(r"[\w.-]{1,64}", worker_name):
+    if worker_name is not None and not re.fullmatch(r"[\w.-]{1,64}", worker_name, re.ASCII):
         raise ValueError(
             "worker_name must be up to 64 letters, digits, '.', '_' or '-', got " f"{worker_name!r}"
         )
-    readable = re.sub(r"[^\w.-]", "-", given)[:64]
+    readable = re.sub(r"[^\w.-]", "-", given, flags=re.ASCII)[:64]
     name = f"{readable}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     return name, xxhash.xxh32_intdigest(name.encode())
 

@@ -1,6 +1,7 @@
 """bps.init with a mailbox: its settings, its errors, and what a worker learns of its run."""
 
 import os
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -68,6 +69,8 @@ def test_wrong_settings_are_refused_by_name(tmp_path):
         assert os.path.isdir(url)
         other = f"{url}2"
         raised(RuntimeError, "before it joins the run at", lambda: bps.init(mailbox=other))
+        raised(RuntimeError, "or with other settings", lambda: bps.init(mailbox=url, grace=3))
+        bps.init(mailbox=Path(url))
 
 
 @on_workers(1, BYTEPS_MIN_COMPRESS_BYTES=0)

@@ -1,6 +1,7 @@
 """PatientStore: calls are repeated until the store answers."""
 
 import threading
+import time
 
 import pytest
 
@@ -42,6 +43,20 @@ def test_calls_are_repeated_and_the_log_says_since_when(stores, logged):
     first, last = (record.getMessage() for record in logged.records)
     assert first.startswith("no answer. Training goes on locally, since ")
     assert last == f"{store.url} answers again, after 0 s"
+    assert patient.hindered_seconds == 0
+
+
+def test_a_call_that_does_not_end_is_a_failing_store(stores, monkeypatch):
+    monkeypatch.setattr("gluon_gc.mailbox.patient_store._SILENT", 0.01)
+    store, patient = stores
+    ends = threading.Event()
+    store.trap("get", "", lambda: ends.wait(TIMEOUT))
+    calling = threading.Thread(target=patient.get, args=["a"])
+    calling.start()
+    while not patient.hindered_seconds:
+        time.sleep(0.005)
+    ends.set()
+    calling.join(TIMEOUT)
     assert patient.hindered_seconds == 0
 
 

@@ -391,6 +391,61 @@ def test_a_run_that_is_removed_is_an_error_of_its_workers(url, is_begun_anew):
     assert counted(max(results(url).items())[1]) == [newcomer.name]
 
 
+def test_files_that_others_put_into_the_folder_are_ignored(url):
+    member = Member(url, 0, grace=LONG, keep=1).join()
+    require_in_step([member])
+    for name in (".DS_Store", ".nfs000012", "00000001.part"):
+        member.store.put(f"difference/states/{name}", b"")
+        member.store.put(f"difference/rounds/00000001/payloads/{name}", b"")
+    member.train(3)
+    assert counted(results(url)[1]) == [member.name] and results(url)[1]["excluded"] == {}
+    assert_equal(Member(url, 1).join().shared(), member.shared())
+
+
+def test_all_begin_with_the_parameters_of_the_worker_that_has_created_the_run(url):
+    options = {"fragments": 3, "every": 3}
+    founder = Member(url, 0, options, grace=LONG)
+    for values in founder.values.values():
+        values[:] = 2.0
+    other = Member(url, 1, options, grace=LONG)
+    name = objects.state_name("difference.1", 0)
+    # The other one joins while the founder is about to save its second fragment.
+    joining = []
+    founder.store.trap("put", name, lambda: joining.append(started(other.join)))
+    founder.join()
+    joining[0].join(TIMEOUT)
+    assert_equal(other.values, founder.values)
+
+
+def started(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(0.1)
+    return thread
+
+
+def test_if_the_founder_ends_before_it_has_saved_its_parameters_another_worker_does(url):
+    founder = Member(url, 0)
+    founder.store.trap("put", "/states/", pytest.fail)
+    with pytest.raises(pytest.fail.Exception):
+        founder.join()
+    other = Member(url, 1, grace=SHORT).join()
+    assert_equal(other.values, other.driver.state["anchor"])
+
+
+def test_a_new_epoch_does_not_take_an_average_before_its_step(url):
+    """The state that is saved would lack it."""
+    options = {"every": 3, "overlap": 2}
+    member = Member(url, 0, options, grace=1e-9, keep=1).join()
+    for step in range(1, 12):
+        member.train()
+        member.driver.finish()
+        member.driver.set_epoch(step)
+    newcomer = Member(url, 1, options).join()
+    assert newcomer.participant().round == 4
+    assert_equal(newcomer.shared(), member.shared())
+
+
 def test_settings_that_are_spelled_differently_are_the_same(url):
     Member(url, 0, {"outer_lr": 1, "mix": 0}).join()
     Member(url, 1, {"outer_lr": 1.0, "mix": 0.0}).join()
