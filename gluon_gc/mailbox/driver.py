@@ -128,12 +128,23 @@ class MailboxDriver(Driver):
 
     def step(self, update: Callable[[], None], adam: Any = None) -> None:
         self.begin()
+        if not self.steps:
+            self._require_anchors()
         self.samples += self.samples_per_step
         try:
             super().step(update, adam)
         finally:
             self._signals.release()
         self.has_moved = False
+
+    def _require_anchors(self) -> None:
+        """Before the first step, raise RuntimeError if the parameters are not those of the run."""
+        for name, parameter in self._front_end.parameters().items():
+            if not np.array_equal(self._numpy(parameter), self._numpy(self.state["anchor"][name])):
+                raise RuntimeError(
+                    f"parameter {name} has changed since this worker joined the run: load a model "
+                    "before DistributedOptimizer or DistributedTrainer joins"
+                )
 
     def now(self) -> float:
         if self.algorithm.in_lockstep:

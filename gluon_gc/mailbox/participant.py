@@ -31,7 +31,7 @@ from ..log import logger
 from . import objects
 from .objects import DamagedError, Object
 from .packing import Arrays, Packing
-from .patient_store import PatientStore, StoppedError
+from .patient_store import PatientStore
 from .store import StoreError
 
 _READERS = 8  # threads that get payloads
@@ -138,7 +138,7 @@ class Participant:
         self._saved = 0  # the last round with a saved state that this worker knows of
         self._saves: Optional[int] = None  # the round whose state this worker must save
         self._saving: Optional[threading.Thread] = None
-        self._got: Dict[str, bytes] = {}  # payloads of the open round, by checksum
+        self._got: Dict[str, Object] = {}  # payloads of the open round, by checksum
 
     def shares(self) -> Iterator[Tuple[str, float]]:
         return self.packing.shares()
@@ -157,7 +157,7 @@ class Participant:
             if number is not None:
                 outcome.state = self._read_state(number)
             elif self._is_founder or time.monotonic() > deadline:
-                self._write_state(0, first)
+                self._write_state(self._store, 0, first)
             else:
                 self._store.sleep(_SHORTEST)
         self._follow(outcome)
@@ -248,7 +248,8 @@ class Participant:
         }
         name = objects.payload_name(self.kind, self.round, settings.worker)
         data = objects.pack(header, *payloads)
-        self._got[objects.unpack(name, data).digest] = data
+        payload = objects.unpack(name, data)
+        self._got[payload.digest] = payload
         logger.debug("%s: round %d begins", self.kind, self.round)
         self._store.put(name, data)
         meter.pushed_bytes += len(data)
@@ -329,7 +330,8 @@ class Participant:
         name = objects.payload_name(self.kind, self.round, worker)
         if data is None:
             raise ValueError(f"object '{name}' is missing")
-        header, body, digest = objects.unpack(name, data)
+        payload = objects.unpack(name, data)
+        header, body, digest = payload
         if header["run"] != self._run:
             raise ValueError("its run has been removed, and this is another one")
         if header["nonfinite"]:
@@ -339,7 +341,7 @@ class Participant:
         with self.meter.timing("decompress_seconds"):
             for _ in self.packing.unpack(header["lengths"], body):
                 pass
-        self._got[digest] = data
+        self._got[digest] = payload
         told = {key: header.get(key) for key in ("weight", "steps", "seconds", "loss")}
         return {"worker": worker, "digest": digest, "bytes": len(data), **told}
 
@@ -357,19 +359,16 @@ class Participant:
             if data is None:
                 self._require_not_removed()
                 raise MissingError(f"object '{name}' is missing, but the round's result lists it")
-            if objects.unpack(name, data).digest != entry["digest"]:
+            payload = objects.unpack(name, data)
+            if payload.digest != entry["digest"]:
                 raise DamagedError(f"object '{name}' is not the one that the round's result lists")
-            self._got[entry["digest"]] = data
+            self._got[payload.digest] = payload
         weighted = []
         for entry in entries:
-            header, body, _ = self._unpacked(number, entry)
+            header, body, _ = self._got[entry["digest"]]
             weighted.append((entry["weight"], header["lengths"], body))
         with self.meter.timing("decompress_seconds"):
             return self.packing.mean(weighted)
-
-    def _unpacked(self, number: int, entry: Header) -> Object:
-        name = objects.payload_name(self.kind, number, entry["worker"])
-        return objects.unpack(name, self._got[entry["digest"]])
 
     # Objects
 
@@ -439,10 +438,10 @@ class Participant:
             raise _Removed
 
     def _newest_state(self) -> Optional[int]:
-        return max(self._states(), default=None)
+        return max(self._states(self._store), default=None)
 
-    def _states(self) -> List[int]:
-        entries = self._store.list(objects.states_folder(self.kind))
+    def _states(self, store: PatientStore) -> List[int]:
+        entries = store.list(objects.states_folder(self.kind))
         numbers = (objects.last_part(entry.name) for entry in entries)
         return sorted(int(number) for number in numbers if number.isdecimal())
 
@@ -475,25 +474,29 @@ class Participant:
     def _save(self, number: int, state: State) -> None:
         """Save a state, and remove the payloads that nobody needs any more.
 
-        Results stay, so that no round can be decided twice.
+        Results stay, so that no round can be decided twice. If the store fails, a later decider
+        saves a state.
         """
-        with suppress(StoppedError, StoreError):  # the process leaves
-            self._write_state(number, state)
-            self._clean_up()
+        store = self._store.impatient()
+        try:
+            self._write_state(store, number, state)
+            self._clean_up(store)
+        except StoreError as error:
+            logger.warning("%s: the state after round %d is not saved", error, number)
 
-    def _clean_up(self) -> None:
-        oldest, *others = self._states()
+    def _clean_up(self, store: PatientStore) -> None:
+        oldest, *others = self._states(store)
         last_but_one = [oldest, *others][-2] if others else oldest
         for old in range(oldest + 1, last_but_one + 1):
             result = objects.result_name(self.kind, old)
-            entries = self._store.list(objects.round_folder(self.kind, old))
-            self._store.delete(entry.name for entry in entries if entry.name != result)
+            entries = store.list(objects.round_folder(self.kind, old))
+            store.delete(entry.name for entry in entries if entry.name != result)
             logger.debug("%s: the payloads of round %d are removed", self.kind, old)
         names = [objects.state_name(self.kind, old) for old in [oldest, *others][:-2]]
-        self._store.delete(names)
+        store.delete(names)
         logger.debug("%s: the states before round %d are removed", self.kind, last_but_one)
 
-    def _write_state(self, number: int, state: State) -> None:
+    def _write_state(self, store: PatientStore, number: int, state: State) -> None:
         arrays = [
             (kind, name, array) for kind, named in state.items() for name, array in named.items()
         ]
@@ -503,7 +506,7 @@ class Participant:
             "arrays": [[kind, name, array.dtype.name, array.size] for kind, name, array in arrays],
         }
         data = objects.pack(header, *(array.view(np.uint8).data for _, _, array in arrays))
-        self._store.put(objects.state_name(self.kind, number), data, create=True)
+        store.put(objects.state_name(self.kind, number), data, create=True)
         self._saved = max(self._saved, number)
         logger.debug("%s: the state after round %d is saved", self.kind, number)
 

@@ -37,6 +37,10 @@ class PatientStore:
         self._failing_since: Optional[float] = None
         self._pending: Dict[int, float] = {}  # when each thread's call began
 
+    def impatient(self) -> PatientStore:
+        """The same store, which raises its errors."""
+        return PatientStore(self._store)
+
     @property
     def url(self) -> str:
         return self._store.url
@@ -73,7 +77,8 @@ class PatientStore:
             self._hindered_since = self._hindered_since or time.monotonic()
 
     def note_progress(self) -> None:
-        self._hindered_since = None
+        with self._lock:
+            self._hindered_since = None
 
     def _repeat(self, call: Callable[[], Any]) -> Any:
         pause, conflicts = _FIRST_PAUSE, 0

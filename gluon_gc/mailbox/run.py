@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Tuple, TypeVar
 
 import xxhash
 
@@ -158,14 +158,16 @@ class Run:
     @property
     def size(self) -> int:
         """The number of workers in the last round."""
-        participants = [p for run in (self, *self._shards) for p in run._participants.values()]
-        return self.share(lambda: max((p.size for p in participants), default=1))
+        return self.share(lambda: max((p.size for p in self._all_participants()), default=1))
 
     @property
     def rounds(self) -> int:
         """The number of rounds that this worker has seen the result of, from the run's begin."""
-        participants = [p for run in (self, *self._shards) for p in run._participants.values()]
-        return self.share(lambda: min((p.round - 1 for p in participants), default=0))
+        return self.share(lambda: min((p.round - 1 for p in self._all_participants()), default=0))
+
+    def _all_participants(self) -> Iterator[Participant]:
+        for run in (self, *self._shards):
+            yield from run._participants.values()
 
     def report_loss(self, loss: float) -> None:
         """See `gluon_gc.mailbox.report_loss`."""
@@ -207,7 +209,7 @@ class Run:
         if self._drivers:
             raise RuntimeError(
                 f"the run at {self.url} has the parameters of one optimizer, and this process has "
-                "joined it with another one: use one optimizer, or another process and URL"
+                "joined it with another one: use one, or call bps.shutdown() and bps.init() again"
             )
         for name, of_parameter in params.items():
             _require_usable(name, of_parameter)
@@ -288,7 +290,7 @@ def _name_and_seed(worker_name: Optional[str]) -> Tuple[str, int]:
     given = worker_name or socket.gethostname()
     if worker_name is not None and not re.fullmatch(r"[\w.-]{1,64}", worker_name, re.ASCII):
         raise ValueError(
-            "worker_name must be up to 64 letters, digits, '.', '_' or '-', got " f"{worker_name!r}"
+            f"worker_name must be up to 64 letters, digits, '.', '_' or '-', got {worker_name!r}"
         )
     readable = re.sub(r"[^\w.-]", "-", given, flags=re.ASCII)[:64]
     name = f"{readable}-{os.getpid()}-{uuid.uuid4().hex[:6]}"

@@ -17,7 +17,7 @@ from gluon_gc.mailbox import objects
 from gluon_gc.mailbox.objects import DamagedError
 from gluon_gc.mailbox.participant import ReplacedError
 from gluon_gc.mailbox.run import Run
-from gluon_gc.mailbox.store import Store
+from gluon_gc.mailbox.store import Store, StoreError
 
 from .workers import (
     SHAPES,
@@ -444,6 +444,30 @@ def test_a_new_epoch_does_not_take_an_average_before_its_step(url):
     newcomer = Member(url, 1, options).join()
     assert newcomer.participant().round == 4
     assert_equal(newcomer.shared(), member.shared())
+
+
+def test_a_model_that_is_loaded_after_joining_is_refused(url):
+    member = Member(url, 0, grace=1e-9).join()
+    member.values["w"][:] = 5.0
+    with pytest.raises(RuntimeError, match="parameter w has changed since this worker joined"):
+        member.train()
+
+
+def test_a_state_that_cannot_be_saved_is_left_to_a_later_round(url, logged):
+    member = Member(url, 0, grace=1e-9, keep=2).join()
+    down = []
+
+    def fail():
+        down.append(member.store.trap("put", "/states/", fail) if len(down) < 1 else None)
+        raise StoreError("disk full")
+
+    member.store.trap("put", "/states/", fail)
+    member.train(8)
+    member.participant()._saving.join(TIMEOUT)
+    assert "disk full: the state after round 2 is not saved" in logged.text
+    assert "Training goes on locally" not in logged.text
+    states = Store(url).list(objects.states_folder("difference"))
+    assert int(objects.last_part(states[-1].name)) > 2
 
 
 def test_settings_that_are_spelled_differently_are_the_same(url):
