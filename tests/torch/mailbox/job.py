@@ -13,6 +13,8 @@ from typing import Any, Dict
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
@@ -117,6 +119,35 @@ def work(config: Dict[str, Any]) -> None:
         raise ValueError("the worker's own error")
     bps.shutdown()
     recorder.finish()
+
+
+def work_on_shards(config: Dict[str, Any]) -> None:
+    """Train a model with fully_shard for the config's "steps", and record this shard's anchors."""
+    torch.set_num_threads(1)
+    bps.init(mailbox=config["url"], worker_name=config["name"], **config.get("settings", {}))
+    net = Net()
+    fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = optimizer_of(net, config)
+    batches = Batches(int(re.sub(r"\D", "", config["name"])) + 1000 * dist.get_rank())
+    for _ in range(config["steps"]):
+        optimizer.zero_grad()
+        loss = batches.loss(net)
+        loss.backward()
+        bps.report_loss(loss.item())
+        optimizer.step()
+        time.sleep(config.get("sleep", 0.0))
+    anchors = optimizer.compression_state.driver.state["anchor"]
+    facts = {
+        "anchors": digest({"": {name: array.numpy() for name, array in anchors.items()}}),
+        "parameters": digest(
+            {"": {n: p.detach().to_local().numpy() for n, p in net.named_parameters()}}
+        ),
+        "size": bps.size(),
+        "counts": optimizer.compression_state.driver.counts,
+    }
+    file = Path(config["folder"], f"{_file_name(config['name'])}.json")
+    bps.shutdown()
+    file.write_text(json.dumps(facts))
 
 
 def _file_name(name: str) -> str:

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from gluon_gc.mailbox import objects
+from gluon_gc.mailbox.store import Store
 from tests.neutral.mailbox.runs import Replay
 from tests.torch.workers import run
 
@@ -64,6 +66,33 @@ def test_the_weights_are_those_of_torch_distributed_if_nobody_fails(size, tmp_pa
             job.wait_for_end(worker)
             expected = Path(tmp_path, f"{variant}.{rank}").read_text()
             assert worker.facts["digest"] == expected, variant
+
+
+@pytest.mark.parametrize("every", [5, "0.4 s"], ids=str)
+def test_each_worker_of_a_site_with_fully_shard_has_the_rounds_of_its_shard(
+    tmp_path, workers, every
+):
+    waits = {"min_workers": 2, "grace": 1} if every == 5 else {"grace": 3}
+    job = workers(str(tmp_path / "run"), settings=waits)
+    algorithm = {"name": "local_steps", "every": every}
+    options = {"job": "work_on_shards", "algorithm": algorithm, "steps": 20, "sleep": 0.05}
+    sites = [job.start_site(name, 2, **options) for name in ("w0", "w1")]
+    for worker in (*sites[0], *sites[1]):
+        job.wait_for_end(worker)
+    for first, second in sites:
+        assert first.facts["counts"] == second.facts["counts"] != {}
+    if every != 5:
+        return  # the sites end after different numbers of rounds
+    for shard, pair in enumerate(zip(*sites)):
+        one, other = (worker.facts for worker in pair)
+        assert one == other and one["anchors"] == one["parameters"] and one["size"] == 2
+        store = Store(f"{job.url}/shard-{shard}-of-2")
+        for number in range(1, 5):
+            name = objects.result_name("difference", number)
+            counted = objects.unpack(name, store.get(name)).header["counted"]
+            assert [entry["worker"][:2] for entry in counted] == ["w0", "w1"]
+            assert all(entry["loss"] is not None for entry in counted)
+    assert sites[0][0].facts["anchors"] != sites[0][1].facts["anchors"]
 
 
 def test_a_site_of_two_processes_is_one_worker(url, workers):

@@ -57,4 +57,4 @@ def _work(environment: Dict[str, str], out: str, config: Dict[str, Any]) -> None
     from tests.torch.mailbox import job
 
     forked.become(environment, out)
-    job.work(config)
+    getattr(job, config.get("job", "work"))(config)
