@@ -5,10 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from gluon_gc.log import logger
 from tests.mxnet.cluster import standing
 from tests.mxnet.cluster.cluster import Cluster
+
+# Modules of tests/neutral are also imported by others, before its own profile is loaded.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "example"
 FOLDERS = ("", "cifar100", "digits", "imagenet", "mnist")

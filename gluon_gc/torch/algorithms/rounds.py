@@ -9,7 +9,6 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from ...algorithms.base import Arrays, Round, Shapes
@@ -56,10 +55,14 @@ def is_frozen(parameter: torch.nn.Parameter) -> bool:
     return not parameter.requires_grad and parameter.grad is None
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a DTensor, whose module takes long to import."""
+    return hasattr(tensor, "to_local")
+
+
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this worker's part of a tensor, in the same memory, with at least one dimension."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return torch.atleast_1d(local)
+    return torch.atleast_1d(tensor.to_local() if is_sharded(tensor) else tensor)
 
 
 class Rounds:

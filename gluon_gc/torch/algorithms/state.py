@@ -6,7 +6,6 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, U
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ... import mailbox
@@ -28,7 +27,7 @@ from ..state import algorithms as algorithm_saving
 from ..transport import gpu
 from ..transport.staging import sizes_of
 from .adam import WrappedAdam, require_adam, require_settings
-from .rounds import Rounds, is_frozen
+from .rounds import Rounds, is_frozen, is_sharded
 
 Overrides = Mapping[str, Optional[Mapping[str, Any]]]
 
@@ -90,7 +89,7 @@ class AlgorithmState:
     @property
     def _is_sharded(self) -> bool:
         """Whether the parameters are shards, as of fully_shard."""
-        return any(isinstance(parameter, DTensor) for parameter in self.parameters.values())
+        return any(is_sharded(parameter) for parameter in self.parameters.values())
 
     @property
     def _of_rounds(self) -> Union[Rounds, MailboxDriver]:

@@ -87,6 +87,7 @@ def test_wrong_settings_are_refused_by_name_and_a_later_init_counts(url, monkeyp
 
 
 def test_a_mailbox_within_a_cluster_is_refused_before_it_connects(url, monkeypatch):
+    before = os.environ.get("DMLC_NUM_WORKER")
     cluster = {"ROLE": "worker", "NUM_WORKER": 2, "NUM_SERVER": 1, "WORKER_ID": 0}
     cluster.update(PS_ROOT_URI="127.0.0.1", PS_ROOT_PORT=1)
     with monkeypatch.context() as variables:
@@ -99,7 +100,7 @@ def test_a_mailbox_within_a_cluster_is_refused_before_it_connects(url, monkeypat
     for call in (bps.suspend, lambda: bps.resume(2, 1)):
         with pytest.raises(RuntimeError, match="is for clusters, but this process is a worker of"):
             call()
-    assert "DMLC_NUM_WORKER" not in os.environ
+    assert os.environ.get("DMLC_NUM_WORKER") == before
 
 
 def test_what_a_mailbox_cannot_do_is_refused(url, tmp_path):
