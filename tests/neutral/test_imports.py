@@ -209,3 +209,12 @@ def test_the_core_of_the_library_includes_no_framework():
     for path in sources:
         included = [x for x in path.read_text().splitlines() if x.lstrip().startswith("#include")]
         assert not [line for line in included if any(name in line for name in FRAMEWORKS)], path
+
+
+def test_one_module_knows_the_object_store():
+    importing = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in FILES
+        if any(name.partition(".")[0] == "obstore" for name in imported(path.read_text(), path))
+    ]
+    assert importing == ["mailbox/store.py"]
