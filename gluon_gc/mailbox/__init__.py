@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, NoReturn, Optional
+from typing import Any, Mapping, NoReturn, Optional
 
+from .. import env
 from ..algorithms.base import Algorithm
 from ..options import nearest
 from .run import Run, Site
@@ -31,6 +32,17 @@ __all__ = [
 
 SETTINGS = ("min_workers", "grace", "keep", "samples_per_step", "worker_name", "site")
 _current: Optional[Run] = None
+
+
+def requested(url: Optional[str], settings: Mapping[str, Any]) -> Optional[str]:
+    """The URL that bps.init was given, or that of the environment; None without a mailbox.
+
+    TypeError if there are settings of a mailbox, but none.
+    """
+    url = url or env.get("GLUON_GC_MAILBOX")
+    if settings and not url:
+        raise TypeError(f"{next(iter(settings))} is for runs with a mailbox, which is missing")
+    return url
 
 
 def connect(url: str, framework: str, **settings: Any) -> Run:

@@ -485,15 +485,14 @@ class Participant:
             logger.warning("%s: the state after round %d is not saved", error, number)
 
     def _clean_up(self, store: PatientStore) -> None:
-        oldest, *others = self._states(store)
-        last_but_one = [oldest, *others][-2] if others else oldest
-        for old in range(oldest + 1, last_but_one + 1):
+        states = self._states(store)
+        last_but_one = states[-2:][0]
+        for old in range(states[0] + 1, last_but_one + 1):
             result = objects.result_name(self.kind, old)
             entries = store.list(objects.round_folder(self.kind, old))
             store.delete(entry.name for entry in entries if entry.name != result)
             logger.debug("%s: the payloads of round %d are removed", self.kind, old)
-        names = [objects.state_name(self.kind, old) for old in [oldest, *others][:-2]]
-        store.delete(names)
+        store.delete(objects.state_name(self.kind, old) for old in states[:-2])
         logger.debug("%s: the states before round %d are removed", self.kind, last_but_one)
 
     def _write_state(self, store: PatientStore, number: int, state: State) -> None:

@@ -187,9 +187,9 @@ class Run:
 
     def participant(self, kind: str, packing: Packing) -> Participant:
         """This worker's part in the rounds of a kind."""
-        settings = self._settings
-        about = self._identity, self._is_founder
-        participant = Participant(self._patient, kind, packing, settings, *about)
+        participant = Participant(
+            self._patient, kind, packing, self._settings, self._identity, self._is_founder
+        )
         self._participants[kind] = participant
         return participant
 
@@ -270,8 +270,8 @@ class Run:
             shard.close(puts)
         drivers, self._drivers = self._drivers, []
         self._patient.repeats = False
-        leaving = threading.Thread(target=self._leave, args=[drivers], daemon=True)
         if puts and drivers:
+            leaving = threading.Thread(target=self._leave, args=[drivers], daemon=True)
             leaving.start()
             leaving.join(_LEAVING_SECONDS)
             if leaving.is_alive():

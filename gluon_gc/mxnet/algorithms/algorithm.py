@@ -284,7 +284,7 @@ class AlgorithmAveraging(Averaging):
         try:
             self._driver.step(lambda: None if skips else update(scale, ignores_stale))
         finally:  # if an average has failed, the parameters have changed, too
-            broadcast_to_contexts(self._averaged.values())
+            self.broadcast_to_contexts()
 
     def _step_of_all(self, arguments: StepArguments, update: Update) -> None:
         """Make a step of an algorithm that averages gradients. All workers skip the same steps."""
@@ -393,7 +393,7 @@ class AlgorithmAveraging(Averaging):
         }
         for key in [key for key in values if key[1:3] == (LOCAL, _PARAMETER)]:
             values.pop(key).copyto(first[key.tensor])
-        broadcast_to_contexts(self._averaged.values())
+        self.broadcast_to_contexts()
         state = self._algorithm.begin(self.parameters())
         for key, value in values.items():
             state.setdefault(key.what, {})[self._averaged[key.tensor].name] = value

@@ -9,7 +9,7 @@ from ... import env
 from ...launch.leaving import failure
 from ...launch.rank import launchers
 from ...log import warn_of_misspelt
-from ...mailbox import connect, current, disconnect
+from ...mailbox import connect, current, disconnect, requested
 from ..exchange.exchange import Exchange
 from ..kvstore import CompressingKVStore
 from ..kvstore.horovod.backend import Horovod
@@ -116,7 +116,7 @@ def init(lazy: bool = True, mailbox: Optional[str] = None, **settings: Any) -> N
         The scheduler cannot be reached.
     """
     global _default, _goes_on
-    _connect_mailbox(mailbox or env.get("GLUON_GC_MAILBOX"), settings)
+    _connect_mailbox(mailbox, settings)
     if _default is not None:
         return
     exchange = _default = create_exchange()
@@ -129,9 +129,8 @@ def init(lazy: bool = True, mailbox: Optional[str] = None, **settings: Any) -> N
 
 def _connect_mailbox(url: Optional[str], settings: Mapping[str, Any]) -> None:
     """Become a worker of a run. Refuse a cluster before it is joined, which could take long."""
+    url = requested(url, settings)
     if not url:
-        if settings:
-            raise TypeError(f"{next(iter(settings))} is for runs with a mailbox, which is missing")
         return
     if _of_environment() != "local" or (_default is not None and _default.num_workers > 1):
         raise env.ConfigurationError(

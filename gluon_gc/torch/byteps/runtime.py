@@ -69,7 +69,7 @@ def init(
         store, rank, size = rendezvous.join(timeout)
         store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
         dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
-    sites.connect(mailbox or env.get("GLUON_GC_MAILBOX"), settings)
+    sites.connect(mailbox, settings)
 
 
 def shutdown() -> None:

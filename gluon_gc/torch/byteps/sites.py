@@ -38,9 +38,7 @@ class Site:
 
 def connect(url: Optional[str], settings: Mapping[str, Any]) -> None:
     """Take part in the run at a URL, if there is one, as a worker or with this site."""
-    if not url:
-        if settings:
-            raise TypeError(f"{next(iter(settings))} is for runs with a mailbox, which is missing")
-        return
-    site = Site() if dist.get_world_size() > 1 else None
-    mailbox.connect(url, "torch", site=site, **settings)
+    url = mailbox.requested(url, settings)
+    if url:
+        site = Site() if dist.get_world_size() > 1 else None
+        mailbox.connect(url, "torch", site=site, **settings)
