@@ -1,6 +1,7 @@
 """Fixtures that tests of several folders share; ends the standing clusters."""
 
 import locale
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.mxnet.cluster import standing
 from tests.mxnet.cluster.cluster import Cluster
 
 # Modules of tests/neutral are also imported by others, before its own profile is loaded.
-settings.register_profile("no deadline", deadline=None)
+settings.register_profile("no deadline", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("no deadline")
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "example"

@@ -2,5 +2,6 @@
 
 from hypothesis import settings
 
-settings.register_profile("kernels", deadline=None, max_examples=30)
+# It inherits from the profile of tests/conftest.py.
+settings.register_profile("kernels", settings.default, max_examples=30)
 settings.load_profile("kernels")
