@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from methods import Method, methods
-from network import Network, rates
+from network import Network, bits, rates
 from processes import HERE, MXNET_ROLE, ROLE, Processes, read_line
 from table import print_row, write_csv
 
@@ -73,7 +73,8 @@ def run(
 
     role = MXNET_ROLE if method.engine == "mxnet" else ROLE
     python = arguments.torch_python if method.backend == "torch" else sys.executable
-    with Network(hosts, rate) as network, Processes(network, TIMEOUT, python) as processes:
+    network = Network(hosts, rate, arguments.inner_rate)
+    with network, Processes(network, TIMEOUT, python) as processes:
         started = processes.start_workers(
             method.backend,
             workers,
@@ -131,6 +132,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--per-machine", type=int, default=1, help="workers on one machine")
+    parser.add_argument(
+        "--inner-rate", type=bits, default="inf", help="between workers of one machine, bit/s"
+    )
     parser.add_argument(
         "--servers-beside", action="store_true", help="run servers on the workers' machines"
     )

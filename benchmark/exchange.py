@@ -27,6 +27,7 @@ ENGINES = {
     "gluon_gc.torch": "exchange_torch.GluonGC",
     "gluon_gc.torch dropped": "exchange_torch.Dropped",
     "gluon_gc.torch algorithm": "exchange_torch.Algorithm",
+    "hsdp": "exchange_torch.HSDP",
 }
 """The class for each engine, as a name: a worker imports only the framework that it uses."""
 CLOCKS = {"gluon_gc queueing": time.thread_time}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Mapping, Sequence, Tuple
 
 import numpy as np
@@ -147,3 +148,26 @@ class Algorithm:
 
     def barrier(self) -> None:
         dist.all_reduce(self._flag)
+
+
+class HSDP(Algorithm):
+    """fully_shard with a shard of the model on each worker of a machine, and replicas on machines.
+
+    `compression_params`: gluon_gc compresses between the machines. None: plain HSDP.
+    """
+
+    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
+        from torch.distributed import device_mesh, fsdp
+
+        _init_process_group()
+        inside = int(os.environ["LOCAL_WORLD_SIZE"])
+        layout = dist.get_world_size() // inside, inside
+        mesh = device_mesh.init_device_mesh("cpu", layout, mesh_dim_names=("replicate", "shard"))
+        self.model = _Model(shapes)
+        fsdp.fully_shard(self.model, mesh=mesh)
+        self.optimizer = _NoUpdate(self.model.parameters(), 0.1)
+        if options:
+            import gluon_gc.torch as bps
+
+            bps.compress_replicas(self.model, options["compression_params"])
+        self._flag = torch.zeros(1)

@@ -40,6 +40,10 @@ def _powersgd(rank: int) -> Dict[str, Any]:
     return {"algorithm": {"name": "powersgd", "rank": rank}}
 
 
+def _without_momentum(name: str) -> Dict[str, Any]:
+    return {key: value for key, value in COMPRESSIONS[name].items() if key != "momentum"}
+
+
 class Method(NamedTuple):
     """A method of exchanging gradients.
 
@@ -77,6 +81,13 @@ def methods() -> List[Method]:
             for name, params in given.items()
         ),
     ]
+    between = [
+        Method("HSDP fp32", "hsdp", "torch", {}),
+        *(
+            Method(f"HSDP {name}", "hsdp", "torch", {"compression_params": _without_momentum(name)})
+            for name in ("fp16", "onebit", "topk 0.01", "blockwise")
+        ),
+    ]
     others = [
         Method("MXNet fp32", "mxnet", "server", {}),
         Method("MXNet fp16", "mxnet", "server", {"dtype": "float16"}),
@@ -89,4 +100,4 @@ def methods() -> List[Method]:
         for backend in ("server", "horovod")
         for name, params in given.items()
     ]
-    return others + ours + torch
+    return others + ours + torch + between

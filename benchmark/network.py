@@ -55,6 +55,16 @@ def _tc(*words: str) -> None:
     subprocess.run(["tc", *words], check=True, capture_output=True)
 
 
+def _limit(namespace: str, device: str, rate: float) -> None:
+    """Limit what a device sends to a rate in bits per second; infinity changes nothing."""
+    if math.isinf(rate):
+        return
+    burst = max(_LEAST_BURST, int(rate / 8 * _BURST_SECONDS))
+    limit = burst + int(rate / 8 * _QUEUE_SECONDS)
+    words = f"root tbf rate {rate:.0f}bit burst {burst} limit {limit}".split()
+    _tc("-n", namespace, "qdisc", "replace", "dev", device, *words)
+
+
 class Network:
     """A context manager for a hub and hosts; each host has a link to the hub.
 
@@ -64,6 +74,8 @@ class Network:
         The number of hosts.
     rate : float
         The rate of each direction of a link in bits per second; infinity: no limit.
+    inner_rate : float
+        The rate between processes of one host; infinity: no limit.
 
     Attributes
     ----------
@@ -82,11 +94,11 @@ class Network:
 
     interface = "eth0"
 
-    def __init__(self, hosts: int, rate: float) -> None:
+    def __init__(self, hosts: int, rate: float, inner_rate: float = math.inf) -> None:
         if os.geteuid() != 0:
             raise PermissionError("network namespaces need root")
         self._name = f"gc{os.getpid()}"
-        self._rate = rate
+        self._rate, self._inner_rate = rate, inner_rate
         self._hosts = hosts
         self.hub = f"{_SUBNET}.1"
         self.addresses = [f"{_SUBNET}.{2 + host}" for host in range(hosts)]
@@ -124,16 +136,12 @@ class Network:
         for device in ("lo", self.interface):
             _ip("-n", name, "link", "set", device, "up")
         self.shape(host, self._rate)
+        _limit(name, "lo", self._inner_rate)
 
     def shape(self, host: int, rate: float) -> None:
         """Limit a host's link to a rate in bits per second; infinity changes nothing."""
-        if math.isinf(rate):
-            return
-        burst = max(_LEAST_BURST, int(rate / 8 * _BURST_SECONDS))
-        limit = burst + int(rate / 8 * _QUEUE_SECONDS)
-        words = f"root tbf rate {rate:.0f}bit burst {burst} limit {limit}".split()
         for namespace, device in self._ends(host):
-            _tc("-n", namespace, "qdisc", "replace", "dev", device, *words)
+            _limit(namespace, device, rate)
 
     def only_outgoing(self, host: int, port: int) -> None:
         """Let a host do nothing but open connections to a port of the hub. It needs nftables."""
