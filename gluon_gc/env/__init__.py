@@ -11,6 +11,7 @@ import os
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
 
 from .variables import BIGARRAY_BOUND as BIGARRAY_BOUND
@@ -92,6 +93,24 @@ def misspelt() -> dict[str, Optional[str]]:
             if near or name.startswith("GLUON_GC_"):
                 nearest[name] = near[0] if near else None
     return nearest
+
+
+def set_by_user() -> Iterator[tuple[Variable, str, str]]:
+    """Yield each variable of a table that was set when the process began, its name and its text.
+
+    gluon_gc itself sets some of them later.
+    """
+    first = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
+    texts = dict(line.split("=", 1) for line in first if "=" in line)
+    for variable in (*TABLE, *OF_LAUNCHERS):
+        for name in (variable.name, variable.older):
+            if name and texts.get(name, "").strip():
+                yield variable, name, texts[name]
+
+
+def ignored() -> list[str]:
+    """The variables of BytePS that are set but have no effect."""
+    return [name for name in IGNORED if os.environ.get(name)]
 
 
 def _stem(name: str) -> str:

@@ -290,10 +290,16 @@ def runs_on_gpu(source: str) -> bool:
     source : str
         The name of a compressor, "convert" or "clip".
     """
+    problem = cuda_problem(source)
+    if problem:
+        warn_once("gradients on a GPU are copied to the CPU to be compressed: %s", problem)
+    return not problem
+
+
+def cuda_problem(source: str) -> str:
+    """Why this process cannot run the kernels of a source file; "" if it can."""
     reason = library.gluon_gc_cuda_ready(source.encode())
-    if reason is not None:
-        warn_once("gradients on a GPU are copied to the CPU to be compressed: %s", reason.decode())
-    return reason is None
+    return "" if reason is None else reason.decode()
 
 
 def isas() -> Tuple[str, ...]:

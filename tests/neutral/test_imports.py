@@ -23,11 +23,13 @@ FOR_ALL = {"env", "log", "version"}
 LAYERS = {
     "algorithms": {"compression", "exchange", "kernels", "options"},
     "auto": {"algorithms", "compression", "exchange", "kernels"},
+    "check": {"kernels"},
     "compression": {"kernels", "options"},
     "exchange": {"compression", "kernels"},
     "kernels": set(),
     "launch": {"kernels"},
     "mailbox": {"algorithms", "compression", "exchange", "kernels", "options"},
+    "__main__": {"check"},
     "options": set(),
     "state": {"exchange", "kernels", "options"},
 }

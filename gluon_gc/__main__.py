@@ -1,0 +1,49 @@
+"""python -m gluon_gc check: what is wrong with an installation, a machine or its variables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Optional, Sequence
+
+from .check import installation, machine, network, variables
+from .check.finding import ERROR, Finding
+
+_PARTS = (installation, machine, network, variables)
+_MARKS = {"good": "  ", "warning": "! ", "error": "X "}
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command that the command line names. Return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m gluon_gc", allow_abbrev=False)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    check = commands.add_parser(
+        "check",
+        help="check the installation, this machine, its network, and the variables",
+        description="Prints a line for each part: good, ! a warning, or X an error, with its "
+        "remedy. The exit code is 1 if there is an error.",
+        allow_abbrev=False,
+    )
+    check.add_argument("--json", action="store_true", help="print a JSON object in each line")
+    check.set_defaults(run=_check)
+    options = parser.parse_args(arguments)
+    return options.run(options)
+
+
+def _check(options: argparse.Namespace) -> int:
+    found = []
+    for part in _PARTS:
+        for finding in part.findings():
+            found.append(finding)
+            print(json.dumps(vars(finding)) if options.json else _text(finding), flush=True)
+    return int(any(finding.level == ERROR for finding in found))
+
+
+def _text(finding: Finding) -> str:
+    remedy = f"\n{'':24}  -> {finding.remedy}" if finding.remedy else ""
+    return f"{_MARKS[finding.level]}{finding.about:22}  {finding.text}{remedy}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
