@@ -1,4 +1,4 @@
-"""python -m gluon_gc check: what is wrong with an installation, a machine or its variables."""
+"""python -m gluon_gc check: finds faults of an installation, a machine and its variables."""
 
 from __future__ import annotations
 
