@@ -138,6 +138,7 @@ def declared(
     size: Optional[int] = None,
     called: str = "",
     on_nonfinite: str = "propagate",
+    offset: int = 0,
 ) -> DeclaredTensor:
     """Return a declared tensor with the dtype and the device of another tensor.
 
@@ -146,7 +147,7 @@ def declared(
     """
     size = real_numel(like) if size is None else size
     dtype = planned_dtype(like.dtype)
-    plan = Tensor(name, size, dtype, params, index, called, on_nonfinite)
+    plan = Tensor(name, size, dtype, params, index, called, on_nonfinite, offset=offset)
     return DeclaredTensor(plan, wire_of(like.dtype, params.fp16), like.device)
 
 
