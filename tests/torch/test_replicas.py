@@ -34,10 +34,13 @@ def mesh_of(replicas):
     return init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards"))
 
 
-def sharded(params=None, replicas=2, net=None, options=None, **more):
-    """Return a network, its optimizer, and the compression between its replicas."""
+def sharded(params=None, replicas=2, net=None, options=None, single=False, **more):
+    """Return a network, its optimizer, and the compression between its replicas.
+
+    `single`: it is one FSDP module.
+    """
     net, options = net or Net(), {"mesh": mesh_of(replicas), **(options or {})}
-    for layer in net.children():
+    for layer in [] if single else net.children():
         fully_shard(layer, **options)
     fully_shard(net, **options)
     optimizer = torch.optim.SGD((p for p in net.parameters() if p.requires_grad), lr=0.1)
@@ -139,3 +142,193 @@ def test_uncompressed_gradients_are_those_of_fully_shard():
             found.append(work(net))
             assert_alike(found[-1])
         assert torch.allclose(*found, atol=1e-6)
+
+
+@on_workers(4)
+def test_all_three_collectives_work_together():
+    plain, optimizer, _ = sharded()
+    expected = train(plain, optimizer, range(12))
+    start = torch.cat([p.detach().reshape(-1) for p in Net().parameters()])
+    blockwise = {"compressor": "blockwise"}
+    for switch in (None, "set_requires_all_reduce"):
+        found = []
+        for ways in (0, 3):
+            net, optimizer, _ = sharded()
+            if ways:
+                bps.compress_all_gather(net, blockwise)
+                bps.compress_reduce_scatter(net, {**blockwise, "ef": "vanilla"})
+                bps.compress_replicas(net, {**blockwise, "ef": "vanilla"})
+            for step in range(12):
+                optimizer.zero_grad()
+                if switch:
+                    getattr(net, switch)(False)
+                    loss_of(net, 2 * step).backward()
+                    getattr(net, switch)(True)
+                loss_of(net, 2 * step + 1).backward()
+                optimizer.step()
+            found.append(weights(net))
+            assert_alike(found[-1])
+        assert (found[0] - found[1]).norm() < 0.1 * (found[0] - start).norm()
+    assert expected.isfinite().all()
+
+
+class Linear(torch.nn.Module):
+    """Its gradient is the input."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.zeros(n, 3))
+
+    def forward(self, x):
+        return (self.a * x).sum()
+
+
+def linear(params, **more):
+    net = Linear(8)
+    fully_shard(net, mesh=mesh_of(2))
+    return net, torch.optim.SGD(net.parameters(), lr=1.0), bps.compress_replicas(net, params, **more)
+
+
+def inputs(step):
+    random = torch.Generator().manual_seed(10 * step + dist.get_rank())
+    return torch.randn(8, 3, generator=random)
+
+
+@on_workers(4)
+def test_averages_that_are_not_applied_leave_no_trace():
+    """Dropped ones, those of `not_applied`, and one that a GradScaler skips; in 2 passes a step."""
+    for params in (SIGNS, {**TOPK, "k": 2}, RANDOMK):
+        found = []
+        for dropped in (False, True):
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            net, optimizer, replicas = linear(params, grad_scaler=scaler)
+            for step in range(6):
+                if dropped:
+                    net(inputs(20 + step)).backward()  # a GAN's other optimizer steps
+                    optimizer.zero_grad()
+                    with replicas.not_applied():
+                        net(inputs(30 + step)).backward()
+                if dropped and step == 3:
+                    optimizer.zero_grad()
+                    scaler.scale(net(inputs(0) * (torch.inf if dist.get_rank() else 1))).backward()
+                    scaler.step(optimizer)
+                    scaler.update(new_scale=4.0)
+                optimizer.zero_grad()
+                for number in range(2):
+                    scaler.scale(net(inputs(10 * number + step))).backward()
+                scaler.step(optimizer)
+                scaler.update(new_scale=4.0)
+            found.append(net.a.full_tensor().detach())
+        assert torch.equal(*found), params
+
+
+@on_workers(4)
+def test_nothing_of_a_gradient_is_lost():
+    """Also if an average is zero by chance, and if a scaler changes its scale."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    for params in ({**TOPK, "k": 2}, RANDOMK):
+        net, optimizer, _ = linear(params, grad_scaler=scaler)
+        for step in range(80):  # the last ones send the residuals
+            optimizer.zero_grad()
+            scaler.scale(net(inputs(step) * (step < 6))).backward()
+            scaler.step(optimizer)
+            scaler.update(None if step < 6 else scaler.get_scale())
+        expected = -sum(inputs(step) for step in range(6))
+        dist.all_reduce(expected, op=dist.ReduceOp.AVG)
+        weight = net.a.full_tensor().detach()
+        assert (weight - expected).norm() < 1e-4 * expected.norm(), (params, weight, expected)
+    net, optimizer, _ = linear({**TOPK, "k": 2})
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    scaler.scale(net(inputs(0))).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    scaler.scale(net(inputs(0))).backward()
+    raised(RuntimeError, "pass grad_scaler to compress_replicas", lambda: scaler.step(optimizer))
+
+
+@on_workers(4)
+def test_frozen_layers_and_unused_parameters():
+    found = []
+    for params in (None, {}):
+        net = Net()
+        net.first.requires_grad_(False)
+        net, optimizer, _ = sharded(params, net=net, single=True)
+        net.set_reduce_scatter_unused_params(True)
+        train(net, optimizer, range(2))
+        for step in range(2):
+            loss_of(net, step, short=dist.get_rank() % 2 == 1).backward()  # without the second layer
+            optimizer.step()
+        found.append(weights(net))
+    assert torch.allclose(*found, atol=1e-6)
+    net.first.requires_grad_(True)
+    net.last.requires_grad_(False)
+    said = "was frozen or unfrozen after compress_replicas: call it again, before the next step"
+    raised(RuntimeError, said, lambda: loss_of(net, 0).backward())
+
+
+# Checkpoints
+
+
+def residuals_of(replicas, kind="residual"):
+    """Return the residuals of a state_dict by parameter, summed over the replicas."""
+    parameters = replicas.state_dict()["parameters"]
+    return {n: p[kind].full_tensor().sum(0) for n, p in parameters.items() if kind in p}
+
+
+def saved(folder):
+    """Saved while averages wait for an optimizer, which the checkpoint must not contain."""
+    for name, params in (("signs", SIGNS), ("noise", DITHERING)):
+        net, optimizer, replicas = sharded(params, overrides={"first.*": TOPK})
+        train(net, optimizer, range(3))
+        sums = [residuals_of(replicas, kind) for kind in ("residual", "owners")]
+        loss_of(net, 99).backward()
+        dcp.save({"net": net.state_dict(), "replicas": replicas}, checkpoint_id=folder / name)
+        after = train(net, optimizer, range(3, 6))
+        if dist.get_rank() == 0:
+            torch.save((sums, after), folder / f"{name}.pt")
+
+
+def loaded(folder, name, replicas, stepped=0, template=None):
+    """Continue on a mesh, and return the network, its optimizer, and its replicas."""
+    params = SIGNS if name == "signs" else DITHERING
+    net, optimizer, compression = sharded(params, replicas, overrides={"first.*": TOPK})
+    train(net, optimizer, range(stepped))
+    state = compression.state_dict(template) if template else compression
+    given = {"net": net.state_dict(), "replicas": state}
+    dcp.load(given, checkpoint_id=folder / name)
+    net.load_state_dict(given["net"])
+    if template:
+        compression.load_state_dict(state)
+    return net, optimizer, compression
+
+
+def resumed(folder):
+    for name in ("signs", "noise"):
+        for stepped in (0, 1):
+            net, optimizer, _ = loaded(folder, name, 2, stepped)
+            _, expected = torch.load(folder / f"{name}.pt", weights_only=True)
+            assert torch.equal(train(net, optimizer, range(3, 6)), expected), (name, stepped)
+
+
+def continued(folder, replicas):
+    """The sums of residuals are those that were saved, and training goes on."""
+    for name in ("signs", "noise"):
+        template = None if replicas == 2 else 2
+        with logged() as lines:
+            net, optimizer, compression = loaded(folder, name, replicas, template=template)
+        assert bool(template) == any("are divided among" in line for line in lines)
+        sums, _ = torch.load(folder / f"{name}.pt", weights_only=True)
+        for kind, expected in zip(("residual", "owners"), sums):
+            found = residuals_of(compression, kind)
+            assert found.keys() == expected.keys()
+            for parameter, total in expected.items():
+                assert torch.allclose(found[parameter], total, atol=1e-6), (kind, parameter)
+        assert train(net, optimizer, range(3, 6)).isfinite().all()
+
+
+def test_checkpoints_continue_on_any_mesh(tmp_path):
+    run(saved, 4, folder=tmp_path)
+    run(resumed, 4, folder=tmp_path)
+    run(continued, 2, folder=tmp_path, replicas=2)
+    run(continued, 4, folder=tmp_path, replicas=4)
+    run(continued, 4, folder=tmp_path, replicas=1)

@@ -143,7 +143,9 @@ class AcrossReplicas(GradientUnit, ReplicatedUnit):
 
     def states(self) -> Dict[str, ShardState]:
         if self._lane is None and self._loaded:
-            return self._loaded
+            if not dist.get_rank(self.group):
+                return self._loaded
+            return {name: state.without_owners() for name, state in self._loaded.items()}
         waiting, _ = self.undo.waiting()
         return {name: self._state(name, name in waiting) for name in self.parameters}
 

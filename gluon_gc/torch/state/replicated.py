@@ -48,6 +48,11 @@ class ShardState(NamedTuple):
     residuals: Dict[str, torch.Tensor]
     """By kind: float32 or float64, real, in host memory, shape (elements,)."""
 
+    def without_owners(self) -> ShardState:
+        """Return a state for a checkpoint in which another replica has all residuals of owners."""
+        zeros = {kind: t.new_zeros(t.shape) for kind, t in self.residuals.items() if kind == OWNERS}
+        return ShardState(self.calls, {**self.residuals, **zeros})
+
 
 class ReplicatedUnit(Unit):
     """The compression of one FSDP module's gradients between replicas."""
