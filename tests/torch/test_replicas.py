@@ -1,6 +1,6 @@
 """compress_replicas: gradients that travel between the replicas of an HSDP mesh."""
 
-import functools
+from functools import partial
 
 import numpy as np
 import torch
@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gluon_gc.torch as bps
 from gluon_gc.compression import parse
@@ -60,6 +61,18 @@ def train(net, optimizer, steps, passes=1, after=lambda net: None):
     return weights(net)
 
 
+def accumulated(net, optimizer, steps, switch):
+    """Like `train` with two passes, the first of which exchanges less."""
+    for step in steps:
+        optimizer.zero_grad()
+        getattr(net, switch)(False)
+        loss_of(net, 10 * step).backward()
+        getattr(net, switch)(True)
+        loss_of(net, 10 * step + 1).backward()
+        optimizer.step()
+    return weights(net)
+
+
 def weights(net):
     return torch.cat([p.detach().full_tensor().reshape(-1) for p in net.parameters()])
 
@@ -70,6 +83,12 @@ def groups_of(net):
     return [module._get_fsdp_state()._fsdp_param_groups[0] for module in modules]
 
 
+def recorded(unit, seen, gradients):
+    before = gradients.clone()
+    unit(gradients)
+    seen.append((unit, before, gradients.clone()))
+
+
 @on_workers(4)
 def test_gradients_are_those_of_a_numpy_replay():
     for params in COMPRESSORS:
@@ -78,14 +97,8 @@ def test_gradients_are_those_of_a_numpy_replay():
         names = {p: (n, i) for i, (n, p) in enumerate(net.named_parameters())}
         replays, seen = {}, []
         for group in groups_of(net):
-            unit = group._all_reduce_hook
-
-            def hook(gradients, unit=unit):
-                before = gradients.clone()
-                unit(gradients)
-                seen.append((unit, before, gradients.clone()))
-
-            group._all_reduce_hook = hook
+            record = partial(recorded, group._all_reduce_hook, seen)
+            group._all_reduce_hook = record
         for step in range(4):
             seen.clear()
             train(net, optimizer, [step])
@@ -108,30 +121,16 @@ def test_gradients_are_those_of_a_numpy_replay():
 
 @on_workers(4)
 def test_uncompressed_gradients_are_those_of_fully_shard():
-    """With clipping, both ways of accumulation, mixed precision, offloading, and a divide factor."""
-
-    def clipped(net):
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-
-    def accumulated(net, switch):
-        for step in range(3):
-            optimizer.zero_grad()
-            switch(net)(False)
-            loss_of(net, 2 * step).backward()
-            switch(net)(True)
-            loss_of(net, 2 * step + 1).backward()
-            optimizer.step()
-        return weights(net)
-
+    """With clipping, accumulation, mixed precision, offloading, and a divide factor."""
+    clip = partial(torch.nn.utils.clip_grad_norm_, max_norm=0.1)
     for options, work in (
-        ({}, lambda net: train(net, optimizer, range(3))),
-        ({}, lambda net: train(net, optimizer, range(3), after=clipped)),
-        ({}, lambda net: train(net, optimizer, range(3), passes=2)),
-        ({}, lambda net: accumulated(net, lambda net: net.set_requires_gradient_sync)),
-        ({}, lambda net: accumulated(net, lambda net: net.set_requires_all_reduce)),
-        ({"mp_policy": BFLOAT16}, lambda net: train(net, optimizer, range(3))),
-        ({"offload_policy": CPUOffloadPolicy(False)}, lambda net: train(net, optimizer, range(3))),
-        ({"factor": 2.0}, lambda net: train(net, optimizer, range(3))),
+        ({}, partial(train, after=lambda net: clip(net.parameters()))),
+        ({}, partial(train, passes=2)),
+        ({}, partial(accumulated, switch="set_requires_gradient_sync")),
+        ({}, partial(accumulated, switch="set_requires_all_reduce")),
+        ({"mp_policy": BFLOAT16}, train),
+        ({"offload_policy": CPUOffloadPolicy(False)}, train),
+        ({"factor": 2.0}, train),
     ):
         factor, found = options.pop("factor", None), []
         for params in (None, {}):
@@ -139,37 +138,24 @@ def test_uncompressed_gradients_are_those_of_fully_shard():
             for module in (net, *net.children()):
                 if factor is not None:
                     module.set_gradient_divide_factor(factor)
-            found.append(work(net))
+            found.append(work(net, optimizer, range(3)))
             assert_alike(found[-1])
         assert torch.allclose(*found, atol=1e-6)
 
 
 @on_workers(4)
 def test_all_three_collectives_work_together():
-    plain, optimizer, _ = sharded()
-    expected = train(plain, optimizer, range(12))
     start = torch.cat([p.detach().reshape(-1) for p in Net().parameters()])
     blockwise = {"compressor": "blockwise"}
-    for switch in (None, "set_requires_all_reduce"):
-        found = []
-        for ways in (0, 3):
-            net, optimizer, _ = sharded()
-            if ways:
-                bps.compress_all_gather(net, blockwise)
-                bps.compress_reduce_scatter(net, {**blockwise, "ef": "vanilla"})
-                bps.compress_replicas(net, {**blockwise, "ef": "vanilla"})
-            for step in range(12):
-                optimizer.zero_grad()
-                if switch:
-                    getattr(net, switch)(False)
-                    loss_of(net, 2 * step).backward()
-                    getattr(net, switch)(True)
-                loss_of(net, 2 * step + 1).backward()
-                optimizer.step()
-            found.append(weights(net))
-            assert_alike(found[-1])
-        assert (found[0] - found[1]).norm() < 0.1 * (found[0] - start).norm()
-    assert expected.isfinite().all()
+    for work in (train, partial(accumulated, switch="set_requires_all_reduce")):
+        expected = work(*sharded()[:2], range(12))
+        net, optimizer, _ = sharded()
+        bps.compress_all_gather(net, blockwise)
+        bps.compress_reduce_scatter(net, {**blockwise, "ef": "vanilla"})
+        bps.compress_replicas(net, {**blockwise, "ef": "vanilla"})
+        found = work(net, optimizer, range(12))
+        assert_alike(found)
+        assert (found - expected).norm() < 0.1 * (expected - start).norm()
 
 
 class Linear(torch.nn.Module):
@@ -186,7 +172,11 @@ class Linear(torch.nn.Module):
 def linear(params, **more):
     net = Linear(8)
     fully_shard(net, mesh=mesh_of(2))
-    return net, torch.optim.SGD(net.parameters(), lr=1.0), bps.compress_replicas(net, params, **more)
+    return (
+        net,
+        torch.optim.SGD(net.parameters(), lr=1.0),
+        bps.compress_replicas(net, params, **more),
+    )
 
 
 def inputs(step):
@@ -256,7 +246,9 @@ def test_frozen_layers_and_unused_parameters():
         net.set_reduce_scatter_unused_params(True)
         train(net, optimizer, range(2))
         for step in range(2):
-            loss_of(net, step, short=dist.get_rank() % 2 == 1).backward()  # without the second layer
+            loss_of(
+                net, step, short=dist.get_rank() % 2 == 1
+            ).backward()  # without the second layer
             optimizer.step()
         found.append(weights(net))
     assert torch.allclose(*found, atol=1e-6)
@@ -332,3 +324,56 @@ def test_checkpoints_continue_on_any_mesh(tmp_path):
     run(continued, 2, folder=tmp_path, replicas=2)
     run(continued, 4, folder=tmp_path, replicas=4)
     run(continued, 4, folder=tmp_path, replicas=1)
+
+
+# Tensor parallelism, and errors
+
+
+def tensor_parallel(shape, names):
+    """Return a network whose second layer is divided over the last dimension of the mesh."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    net = Net()
+    parallelize_module(
+        net, mesh[names[-1]], {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    )
+    rest = mesh[names[:-1]]
+    for layer in net.children():
+        fully_shard(layer, mesh=rest)
+    fully_shard(net, mesh=rest)
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def train_pairs(net, optimizer, steps):
+    """Train with the same data on the two workers that share layers."""
+    for step in steps:
+        optimizer.zero_grad()
+        random = torch.Generator().manual_seed(10 * step + dist.get_rank() // 2)
+        x, y = torch.randn(16, 20, generator=random), torch.arange(16) % 5
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return weights(net)
+
+
+@on_workers(4)
+def test_tensor_parallel_layers(tmp_path):
+    two, three = ("data", "tensor"), ("replicas", "shards", "tensor")
+    for shape, names, compress in (
+        ((2, 2), two, bps.compress_reduce_scatter),
+        ((2, 1, 2), three, bps.compress_replicas),
+    ):
+        plain = tensor_parallel(shape, names)
+        start, expected = weights(plain[0]), train_pairs(*plain, range(6))
+        noise = {"compressor": "dithering", "k": 64, "ef": "vanilla"}
+        for params, allowed in (({}, 1e-6), (noise, 0.1)):
+            net, optimizer = tensor_parallel(shape, names)
+            compression = compress(net, params)
+            found = train_pairs(net, optimizer, range(6))
+            assert (found - expected).norm() < allowed * (expected - start).norm(), (names, params)
+        folder = tmp_path / names[0]
+        dcp.save({"net": net.state_dict(), "state": compression}, checkpoint_id=folder)
+        expected = train_pairs(net, optimizer, range(6, 8))
+        net, optimizer = tensor_parallel(shape, names)
+        given = {"net": net.state_dict(), "state": compress(net, noise)}
+        dcp.load(given, checkpoint_id=folder)
+        net.load_state_dict(given["net"])
+        assert torch.equal(train_pairs(net, optimizer, range(6, 8)), expected), names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional
+from typing import Any, Iterable, Mapping, Optional
 
 import torch
 
@@ -14,13 +14,10 @@ from ..state.sharded import Exchanges, ShardedCompression
 from ..state.small_residuals import Scratch
 from ..transport.gathering import gather
 from .all_gather import AllGather
-from .gradients import gradient_settings
+from .gradients import GradientSettings, gradient_settings
 from .parts import Part, parts_of
 from .reduce_scatter import ReduceScatter
 from .replicas import AcrossReplicas, Lanes
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 _DENSE = ("blockwise", "bytegrad")  # the compressors whose payloads have every element
 _ANY_SIZE = 64  # elements of a codec that only tells its properties
@@ -94,8 +91,9 @@ def compress_reduce_scatter(
     if residual_bits == 8:
         _require_single_residuals(settings.params.values())
         scratch = Scratch()
-    units, exchanges = [], Exchanges()
-    for part in list(parts_of(model, settings.parameters)):
+    parts = list(parts_of(model, settings.parameters))
+    units, exchanges = [], Exchanges(_common_entropy(settings))
+    for part in parts:
         units.append(ReduceScatter(part, settings, exchanges, scratch))
         part.module.set_custom_reduce_scatter(units[-1])
     return ShardedCompression(function, units, exchanges)
@@ -158,8 +156,7 @@ def compress_replicas(
     for part in parts:
         _require_replicas(part)
     indices = {name: index for index, name in enumerate(settings.parameters)}
-    mesh = next(iter(parts[0].parameters.values())).device_mesh
-    lanes = Lanes(_common_entropy(settings.params.values(), mesh))
+    lanes = Lanes(_common_entropy(settings))
     units = [AcrossReplicas(part, settings, lanes, indices) for part in parts]
     for unit in units:
         for name in unit.parameters:
@@ -268,13 +265,14 @@ def _require_replicas(part: Part) -> None:
         raise ValueError(f"the model already has an all-reduce hook, {hook!r}")
 
 
-def _common_entropy(several: Iterable[CompressionParams], mesh: DeviceMesh) -> bytes:
-    """Return the same random bytes on all workers of a mesh, if a compressor needs any."""
-    if not needs_entropy(several):
+def _common_entropy(settings: GradientSettings) -> bytes:
+    """Return the same random bytes on all workers of a model's mesh, if a compressor needs any."""
+    if not needs_entropy(settings.params.values()):
         return b""
-    entropy = new_entropy()
+    meshes = (parameter.device_mesh for parameter in settings.parameters.values())
+    mesh, entropy = max(meshes, key=lambda mesh: mesh.ndim), new_entropy()
     for dim in range(mesh.ndim):
-        entropy = gather(entropy, "call compress_replicas", mesh.get_group(dim))[0]
+        entropy = gather(entropy, f"call {settings.function}", mesh.get_group(dim))[0]
     return entropy
 
 

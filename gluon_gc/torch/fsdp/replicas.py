@@ -25,22 +25,16 @@ from .parts import Part
 
 
 class Lanes(Exchanges):
-    """The lanes of the exchanges, one for each group of workers with the same shards.
-
-    `entropy` has the random bytes from which streams without a seed start. They are the same on all
-    workers of the mesh, so that a checkpoint can be loaded on another mesh.
-    """
+    """The lanes of the exchanges, one for each group of workers with the same shards."""
 
     def __init__(self, entropy: bytes) -> None:
-        super().__init__()
-        self.entropy = entropy
+        super().__init__(entropy)
         self._lanes: Dict[Any, Lane] = {}
 
     def lane(self, group: dist.ProcessGroup) -> Lane:
         """Return the lane of a group's workers. All of them call this together."""
         exchange = self.of(group)
         if exchange not in self._lanes:
-            exchange.streams.entropy = self.entropy
             self._lanes[exchange] = exchange.lane()
         return self._lanes[exchange]
 

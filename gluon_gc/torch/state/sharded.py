@@ -103,9 +103,14 @@ def parameter_of(key: str) -> str:
 
 
 class Exchanges:
-    """The exchanges that all modules of a model share, one for each group of workers."""
+    """The exchanges that all modules of a model share, one for each group of workers.
 
-    def __init__(self) -> None:
+    Random streams without a seed start from `entropy`. It is the same on all workers of the model's
+    mesh: with tensor parallelism, workers of several groups must get the same sums.
+    """
+
+    def __init__(self, entropy: bytes = b"") -> None:
+        self.entropy = entropy
         self._of_ranks: Dict[Tuple[int, ...], Exchange] = {}
 
     def of(self, group: dist.ProcessGroup) -> Exchange:
@@ -113,6 +118,7 @@ class Exchanges:
         ranks = tuple(dist.get_process_group_ranks(group))
         if ranks not in self._of_ranks:
             self._of_ranks[ranks] = new_exchange(group)
+        self._of_ranks[ranks].streams.entropy = self.entropy
         return self._of_ranks[ranks]
 
     def transfers(self) -> Iterator[Stages]:
