@@ -1,6 +1,8 @@
 """compress_replicas: gradients that travel between the replicas of an HSDP mesh."""
 
+import os
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import torch
@@ -368,6 +370,7 @@ def test_tensor_parallel_layers(tmp_path):
             net, optimizer = tensor_parallel(shape, names)
             compression = compress(net, params)
             found = train_pairs(net, optimizer, range(6))
+            assert_alike(found)
             assert (found - expected).norm() < allowed * (expected - start).norm(), (names, params)
         folder = tmp_path / names[0]
         dcp.save({"net": net.state_dict(), "state": compression}, checkpoint_id=folder)
@@ -377,3 +380,70 @@ def test_tensor_parallel_layers(tmp_path):
         dcp.load(given, checkpoint_id=folder)
         net.load_state_dict(given["net"])
         assert torch.equal(train_pairs(net, optimizer, range(6, 8)), expected), names
+
+
+@on_workers(4)
+def test_wrong_arguments_are_refused_by_name():
+    raised(ValueError, "no FSDPModule", lambda: bps.compress_replicas(Net(), SIGNS))
+    said = "the mesh of compress_replicas must have two dimensions, replicas and shards"
+    raised(ValueError, said, lambda: bps.compress_replicas(fully_shard(Net()), SIGNS))
+    net, optimizer, replicas = sharded(SIGNS)
+    for params, said in (
+        ({**SIGNS, "momentum": "nesterov"}, "needs an optimizer with momentum"),
+        ({**SIGNS, "ef": "corrected"}, "needs the optimizer, whose learning rate it follows"),
+        ({"compressor": "auto"}, "for fully_shard"),
+    ):
+        raised(ValueError, said, partial(bps.compress_replicas, net, params))
+    said = "on_nonfinite must be 'raise' or 'propagate', got 'skip'"
+    raised(ValueError, said, partial(bps.compress_replicas, net, SIGNS, on_nonfinite="skip"))
+    for zero in (0, 1.5, True):
+        said = f"replicas must be a whole number > 0, got {zero}"
+        raised(ValueError, said, partial(replicas.state_dict, zero))
+    train(net, optimizer, range(2))
+    state = replicas.state_dict()
+    for other, said in (
+        ({**state, "format": 9}, "format"),
+        ({**state, "parameters": {}}, "set of parameters"),
+        ({**state, "replicas": 4}, "residual of parameter"),
+        (sharded(TOPK)[2].state_dict(), "compressor of parameter"),
+        (net.state_dict(), "not a state_dict of compress_replicas"),
+    ):
+        raised(ValueError, said, partial(replicas.load_state_dict, other))
+    for parameter in state["parameters"].values():
+        parameter["residual"].to_local().fill_(1)
+    large = {"BYTEPS_MIN_COMPRESS_BYTES": "1000000"}
+    with mock.patch.dict(os.environ, large):
+        said = "which is not compressed here: BYTEPS_MIN_COMPRESS_BYTES is too large"
+        raised(ValueError, said, partial(sharded(SIGNS)[2].load_state_dict, state))
+    for group in groups_of(net):
+        group._all_reduce_hook = print
+    said = "the model already has an all-reduce hook"
+    raised(ValueError, said, partial(bps.compress_replicas, net, SIGNS))
+
+
+@on_workers(4)
+def test_replicas_out_of_step_are_told():
+    second = dist.get_rank() > 1
+    net, optimizer, _ = sharded({**TOPK, "k": 0.1} if second else TOPK)
+    said = "has k 0.1 for last.weight, but worker"
+    raised(RuntimeError, said, loss_of(net, 0).backward)
+    net, optimizer, _ = sharded(SIGNS)
+    bps.compress_replicas(net, SIGNS)  # again, which replaces the first call
+    train(net, optimizer, range(2))
+    loss_of(net, 2).backward()
+    if second:
+        optimizer.step()
+    optimizer.zero_grad()
+    raised(RuntimeError, "has applied other averages than other", loss_of(net, 3).backward)
+    net, optimizer, _ = sharded(SIGNS)
+    train(net, optimizer, range(2))
+    if second:
+        net.second.set_requires_all_reduce(False)
+    raised(RuntimeError, "has parameters", loss_of(net, 3).backward)
+
+
+@on_workers(4)
+def test_nonfinite_gradients_are_told():
+    net, optimizer, _ = sharded(SIGNS, single=True)
+    loss = loss_of(net, 0) * torch.nan
+    raised(RuntimeError, "has a NaN or an infinity in step 1", loss.backward)

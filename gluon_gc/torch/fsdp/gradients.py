@@ -15,7 +15,7 @@ from ...compression import CompressionParams
 from ...exchange.chunk import ExchangedChunk
 from ...exchange.exchange import Exchange
 from ...exchange.header import Stamp
-from ...exchange.job import Done, Request, Result
+from ...exchange.job import Announced, Done, Request, Result
 from ..gradients.scaler import ScaleWatch, if_enabled
 from ..gradients.settings import chosen_params, named, require_optimizer
 from ..gradients.undo import Undo, is_nonzero
@@ -58,6 +58,9 @@ def gradient_settings(
     unknown = grad_scaler is None and any(p.keeps_state for p in params.values())
     watch = ScaleWatch(parameters.values(), function) if unknown else None
     return GradientSettings(function, parameters, frozen, params, on_nonfinite, grad_scaler, watch)
+
+
+Facts = Tuple[int, int, int]  # about a gradient: 0 or 1
 
 
 class GradientUnit(Unit):
@@ -111,9 +114,14 @@ class GradientUnit(Unit):
             stamp=Stamp(self._begun % 2**32, self.undo.digest),
             continues=continues,
             output=sums,
+            announced=self._announced(),
         )
         self._send(request, resolving(future, result))
         return future
+
+    def _announced(self) -> Optional[Announced]:
+        """Return what the workers compare first, so that they do not wait for each other."""
+        return None
 
     def _send(self, request: Request, done: Done) -> None:
         """Start a request of this module's gradients."""
@@ -147,12 +155,8 @@ class GradientUnit(Unit):
         return {chunk.piece.tensor for chunk in self._of(names)}
 
     def _in_use(self, names: List[str]) -> Set[str]:
-        """Return the parameters to whose gradients FSDP will add the sums, on any worker.
-
-        A worker's own shards may be empty.
-        """
-        facts = [tuple(map(int, self._facts(name))) for name in names]
-        every = self.exchange.gather_objects(facts, "begin a step")
+        """Return the parameters to whose gradients FSDP will add the sums, on any worker."""
+        every = self._of_all([tuple(map(int, self._facts(name))) for name in names])
         return {
             name
             for name, of_workers in zip(names, zip(*every))
@@ -160,7 +164,11 @@ class GradientUnit(Unit):
             if nonzero or (kept and not was_nonzero)
         }
 
-    def _facts(self, name: str) -> Tuple[bool, bool, bool]:
+    def _of_all(self, facts: List[Facts]) -> List[List[Facts]]:
+        """Return the facts of all workers that may have others, given this worker's."""
+        return [facts]
+
+    def _facts(self, name: str) -> Facts:
         """Return whether a gradient has its sum, is not zero now, and was not zero before."""
         kept = self.undo.keeps(name)
         nonzero = kept and bool(is_nonzero(self.parameters[name].grad.to_local()))

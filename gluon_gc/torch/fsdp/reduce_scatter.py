@@ -20,7 +20,7 @@ from ..state.coder_states import Tensors
 from ..state.sharded import CollectiveUnit, Exchanges
 from ..state.small_residuals import Scratch, SmallResiduals, small_residuals
 from ..transport import staging
-from .gradients import GradientSettings, GradientUnit
+from .gradients import Facts, GradientSettings, GradientUnit
 from .parts import Part
 
 
@@ -78,6 +78,9 @@ class ReduceScatter(GradientUnit, CollectiveUnit):
         if self._fully_shard._partial_reduce_output is not None:
             return set(names)
         return super()._in_use(names)
+
+    def _of_all(self, facts: List[Facts]) -> List[List[Facts]]:
+        return self.exchange.gather_objects(facts, "begin a step")  # own shards may be empty
 
     def _take_back(self, names: List[str], whole: bool) -> None:
         super()._take_back(names, whole)

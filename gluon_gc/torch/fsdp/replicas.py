@@ -7,6 +7,7 @@ its own shards with the workers that have the same shards in the other replicas.
 from __future__ import annotations
 
 import copy
+import zlib
 from typing import Any, Dict, List, Mapping, Optional
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from ... import env
 from ...exchange import plan
 from ...exchange.exchange import DeclaredTensor, Lane
-from ...exchange.job import Done, Request
+from ...exchange.job import Announced, Done, Request
 from ..state.replicated import OWNERS, RESIDUAL, ReplicatedUnit, ShardState, kinds_of
 from ..state.sharded import Exchanges
 from ..transport import groups, staging
@@ -94,6 +95,11 @@ class AcrossReplicas(GradientUnit, ReplicatedUnit):
             self._open(output)
         average = self._fully_shard.gradient_divide_factor is None
         self._start(values, values, own, average).wait()
+
+    def _announced(self) -> Announced:
+        facts = {"step of gradients": self._begun, "parameters": list(self.parameters)}
+        checksum = zlib.crc32(repr(facts).encode())
+        return Announced(checksum, lambda: [("", facts)], "reduce their gradients")
 
     def _send(self, request: Request, done: Done) -> None:
         self._lane.start(request, done)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ...compression import CompressionParams
+from ...options import is_whole
 from ...state import fitting
 from ..transport.gathering import gather
 from ..transport.staging import as_real, working_dtype
@@ -99,7 +100,7 @@ class ReplicatedCompression(ModelCompression):
         ValueError
             `replicas` is not a whole number > 0.
         """
-        if replicas is not None and (not isinstance(replicas, int) or replicas < 1):
+        if replicas is not None and not (is_whole(replicas) and replicas > 0):
             raise ValueError(f"replicas must be a whole number > 0, got {replicas!r}")
         parameters = {}
         for unit in self._units:
