@@ -64,7 +64,7 @@ def train(net, optimizer, steps, passes=1, after=lambda net: None):
 
 
 def accumulated(net, optimizer, steps, switch):
-    """Like `train` with two passes, the first of which exchanges less."""
+    """Like `train` with two passes. The first pass exchanges less."""
     for step in steps:
         optimizer.zero_grad()
         getattr(net, switch)(False)

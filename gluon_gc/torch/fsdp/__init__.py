@@ -111,8 +111,9 @@ def compress_replicas(
     fully_shard was applied to the model with a mesh of two dimensions: replicas, and shards. It
     reduce-scatters gradients inside each replica. Then each worker averages the gradients of its
     own shards with the workers that have the same shards in the other replicas: each worker
-    compresses its gradient, and an owner compresses the sum. Error feedback on workers and owners
-    needs up to four times as much memory as the worker's own shards of all gradients.
+    compresses its gradient, and an owner compresses the sum. On each worker, error feedback needs
+    twice as much memory as the gradients of its own shards, and as much again divided by the number
+    of replicas, because the worker owns a part of the sums.
 
     All workers call this with the same arguments before the first step. Every parameter must get a
     gradient in every step. `compress_reduce_scatter` and `compress_all_gather` may compress the
