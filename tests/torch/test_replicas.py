@@ -15,7 +15,16 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import gluon_gc.torch as bps
 from gluon_gc.compression import parse
 from tests import replay
-from tests.torch.common import SIGNS, TOPK, Net, assert_alike, logged, loss_of, raised
+from tests.torch.common import (
+    SIGNS,
+    TOPK,
+    Net,
+    assert_alike,
+    logged,
+    loss_of,
+    raised,
+    replicas_and_shards,
+)
 from tests.torch.workers import on_workers, run
 
 SIGNS = {**SIGNS, "momentum": None}
@@ -32,17 +41,12 @@ COMPRESSORS = (
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-def mesh_of(replicas):
-    shape = (replicas, dist.get_world_size() // replicas)
-    return init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards"))
-
-
 def sharded(params=None, replicas=2, net=None, options=None, single=False, **more):
     """Return a network, its optimizer, and the compression between its replicas.
 
     `single`: it is one FSDP module.
     """
-    net, options = net or Net(), {"mesh": mesh_of(replicas), **(options or {})}
+    net, options = net or Net(), {"mesh": replicas_and_shards(replicas), **(options or {})}
     for layer in [] if single else net.children():
         fully_shard(layer, **options)
     fully_shard(net, **options)
@@ -173,7 +177,7 @@ class Linear(torch.nn.Module):
 
 def linear(params, **more):
     net = Linear(8)
-    fully_shard(net, mesh=mesh_of(2))
+    fully_shard(net, mesh=replicas_and_shards())
     return (
         net,
         torch.optim.SGD(net.parameters(), lr=1.0),

@@ -25,9 +25,9 @@ from ..gradients.optimizer_hooks import require_averaged
 from ..gradients.settings import chosen_params, facts_of, named
 from ..state import algorithms as algorithm_saving
 from ..transport import gpu
-from ..transport.staging import sizes_of
+from ..transport.staging import is_sharded, sizes_of
 from .adam import WrappedAdam, require_adam, require_settings
-from .rounds import Rounds, is_frozen, is_sharded
+from .rounds import Rounds, is_frozen
 
 Overrides = Mapping[str, Optional[Mapping[str, Any]]]
 
@@ -285,11 +285,17 @@ def _fill_gradients(name: str, parameters: Mapping[str, torch.nn.Parameter]) -> 
             )
 
 
+def _is_finite(gradient: torch.Tensor) -> torch.Tensor:
+    """Return whether a gradient is finite, on all workers that have shards of it; shape ()."""
+    finite = gradient.isfinite().all()
+    return finite.full_tensor() if is_sharded(finite) else finite
+
+
 def _first_nonfinite(parameters: Iterable[torch.nn.Parameter]) -> int:
     """Return the number of the first parameter whose gradient has a NaN or an infinity, or -1."""
     gradients = [(i, p.grad) for i, p in enumerate(parameters) if p.grad is not None]
     if not gradients:
         return -1
     device = gradients[0][1].device
-    finite = torch.stack([gradient.isfinite().all().to(device) for _, gradient in gradients])
+    finite = torch.stack([_is_finite(gradient).to(device) for _, gradient in gradients])
     return next((i for (i, _), good in zip(gradients, finite.tolist()) if not good), -1)
