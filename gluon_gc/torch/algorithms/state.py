@@ -195,7 +195,10 @@ class AlgorithmState:
     def _agree(self, about: Facts) -> None:
         """Raise a RuntimeError on all workers unless they can begin together."""
         facts = [*about, *facts_of(self.optimizer, None)]
-        if not (self.steps or self._is_sharded):
+        has_rounds = not isinstance(self.driver, MailboxDriver)  # else other sites have them
+        if has_rounds:
+            facts += _shards_of(self.parameters)
+        if not self.steps and (has_rounds or not self._is_sharded):
             parameters = self.rounds.parameters().items()
             arrays = ((name, tensor.cpu().numpy()) for name, tensor in parameters)
             facts += first_values(self.algorithm, arrays)
@@ -260,6 +263,17 @@ class AlgorithmState:
         """Stop the threads. No step can be made afterwards."""
         self.is_closed = True
         self.rounds.close()
+
+
+def _shards_of(parameters: Mapping[str, torch.nn.Parameter]) -> Facts:
+    """Return the shards that this worker has: only equal ones can be averaged."""
+    facts = []
+    for name, parameter in parameters.items():
+        if is_sharded(parameter):
+            coordinate = zip(parameter.device_mesh.get_coordinate(), parameter.placements)
+            numbers = [number for number, p in coordinate if not p.is_replicate()]
+            facts.append((f"parameter {name}", {"shard": numbers}))
+    return facts
 
 
 def _require_unfrozen(algorithm: Algorithm, parameters: Mapping[str, torch.nn.Parameter]) -> None:

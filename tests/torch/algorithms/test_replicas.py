@@ -7,7 +7,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 import gluon_gc.torch as bps
-from tests.torch.common import Net, full, replicas_and_shards
+from tests.torch.common import Net, full, raised, replicas_and_shards
 from tests.torch.workers import on_workers
 
 SIGNS = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
@@ -103,3 +103,13 @@ def test_all_workers_skip_a_step_together():
     weights = run.train(range(6), lambda step: torch.inf if is_first and step == 4 else 1)
     assert weights.isfinite().all()
     assert run.optimizer.compression_state.steps == 5
+
+
+@on_workers(4)
+def test_workers_with_other_shards_are_told():
+    net = fully_shard(torch.nn.Linear(8, 8))
+    optimizer = bps.DistributedOptimizer(
+        SGD(net.parameters()), net.named_parameters(), algorithm=LOCAL
+    )
+    net(torch.ones(1, 8)).sum().backward()
+    raised(RuntimeError, "has shard [1] for parameter weight, but worker", optimizer.step)
