@@ -215,7 +215,8 @@ class _Layout:
     def describe(self, replicas: int) -> Tuple[Any, ...]:
         """Return the `_facts` of a tensor that fits."""
         dtype = self._dtype.to_complex() if self._parameter.is_complex() else self._dtype
-        return dtype, (replicas, *self._parameter.shape), self._mesh, tuple(self._placements)
+        shape = replicas, *self._parameter.shape
+        return dtype, shape, self._mesh.mesh.tolist(), tuple(self._placements)
 
     def loaded(self, saved: Mapping[str, Any]) -> ShardState:
         """Return the state of this worker's shard. All workers with the same shard call this.
@@ -239,7 +240,8 @@ def _facts(tensor: Optional[DTensor]) -> Optional[Tuple[Any, ...]]:
     """Return what must be as expected in a tensor of a state_dict."""
     if tensor is None:
         return None
-    return tensor.dtype, tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements)
+    ranks = tensor.device_mesh.mesh.tolist()
+    return tensor.dtype, tuple(tensor.shape), ranks, tuple(tensor.placements)
 
 
 def replica_dim(unit: ReplicatedUnit, name: str) -> int:
