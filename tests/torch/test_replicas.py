@@ -273,10 +273,18 @@ def residuals_of(replicas, kind="residual"):
     return {n: p[kind].full_tensor().sum(0) for n, p in parameters.items() if kind in p}
 
 
+def with_an_empty_shard():
+    """Return a network whose second layer has one row, so one of two workers has no part of it."""
+    net = Net()
+    net.second, net.last = torch.nn.Linear(90, 1, bias=False), torch.nn.Linear(1, 5)
+    return net
+
+
 def saved(folder):
     """Saved while averages wait for an optimizer, which the checkpoint must not contain."""
     for name, params in (("signs", SIGNS), ("noise", DITHERING)):
-        net, optimizer, replicas = sharded(params, overrides={"first.*": TOPK})
+        net = with_an_empty_shard()
+        net, optimizer, replicas = sharded(params, net=net, overrides={"first.*": TOPK})
         train(net, optimizer, range(3))
         sums = [residuals_of(replicas, kind) for kind in ("residual", "owners")]
         loss_of(net, 99).backward()
@@ -289,7 +297,8 @@ def saved(folder):
 def loaded(folder, name, replicas, stepped=0, template=None):
     """Continue on a mesh, and return the network, its optimizer, and its replicas."""
     params = SIGNS if name == "signs" else DITHERING
-    net, optimizer, compression = sharded(params, replicas, overrides={"first.*": TOPK})
+    net, overrides = with_an_empty_shard(), {"first.*": TOPK}
+    net, optimizer, compression = sharded(params, replicas, net, overrides=overrides)
     train(net, optimizer, range(stepped))
     state = compression.state_dict(template) if template else compression
     given = {"net": net.state_dict(), "replicas": state}

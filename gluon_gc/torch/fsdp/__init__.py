@@ -9,10 +9,9 @@ import torch
 from ...compression import CompressionParams
 from ...exchange.coder import needs_entropy, new_entropy
 from ..gradients.settings import chosen_params, named
-from ..state.replicated import ReplicatedCompression, replica_dim
+from ..state.replicated import ReplicatedCompression, over_mesh, replica_dim
 from ..state.sharded import Exchanges, ShardedCompression
 from ..state.small_residuals import Scratch
-from ..transport.gathering import gather
 from .all_gather import AllGather
 from .gradients import GradientSettings, gradient_settings
 from .parts import Part, parts_of
@@ -270,11 +269,8 @@ def _common_entropy(settings: GradientSettings) -> bytes:
     """Return the same random bytes on all workers of a model's mesh, if a compressor needs any."""
     if not needs_entropy(settings.params.values()):
         return b""
-    meshes = (parameter.device_mesh for parameter in settings.parameters.values())
-    mesh, entropy = max(meshes, key=lambda mesh: mesh.ndim), new_entropy()
-    for dim in range(mesh.ndim):
-        entropy = gather(entropy, f"call {settings.function}", mesh.get_group(dim))[0]
-    return entropy
+    parameters, doing = settings.parameters.values(), f"call {settings.function}"
+    return over_mesh(parameters, new_entropy(), doing, lambda several: several[0])
 
 
 def _require_one_gather(part: Part) -> None:

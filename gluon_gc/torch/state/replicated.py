@@ -13,7 +13,20 @@ can load it on a mesh with other shards.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 import torch
 import torch.distributed as dist
@@ -31,6 +44,7 @@ if TYPE_CHECKING:  # importing DTensor takes long
 
     from ..fsdp.replicas import Lanes
 
+Value = TypeVar("Value")
 RESIDUAL, OWNERS = "residual", "owners"
 
 
@@ -87,7 +101,7 @@ class ReplicatedCompression(ModelCompression):
         """Return the residuals and the positions in random streams, by parameter.
 
         Residuals are DTensors, so this dict is for `torch.distributed.checkpoint`. Averages that no
-        optimizer has applied are left out. No backward may be running.
+        optimizer has applied are left out. All workers call this. No backward may be running.
 
         Parameters
         ----------
@@ -102,19 +116,35 @@ class ReplicatedCompression(ModelCompression):
         """
         if replicas is not None and not (is_whole(replicas) and replicas > 0):
             raise ValueError(f"replicas must be a whole number > 0, got {replicas!r}")
+        states = {name: state for unit in self._units for name, state in unit.states().items()}
+        calls = self._calls_of_all({name: state.calls for name, state in states.items()})
         parameters = {}
         for unit in self._units:
-            states = unit.states()
             for name, described in _described(unit).items():
-                layout, (calls, residuals) = _Layout(unit, name), states[name]
-                tensors = {kind: layout.dtensor(t, replicas) for kind, t in residuals.items()}
-                parameters[name] = {**described, "calls": calls, **tensors}
+                layout, tensors = _Layout(unit, name), states[name].residuals.items()
+                tensors = {kind: layout.dtensor(tensor, replicas) for kind, tensor in tensors}
+                parameters[name] = {**described, "calls": calls[name], **tensors}
         return {
             "format": state_dicts.FORMAT,
             "replicas": replicas or self._replicas,
             "entropy": self._lanes.entropy.hex(),
             "parameters": parameters,
         }
+
+    def _calls_of_all(self, own: Mapping[str, int]) -> Dict[str, int]:
+        """Return the calls for each parameter: a worker whose shard is empty has made none."""
+        drawing = [
+            n for unit in self._units for n in unit.parameters if unit.shards.params[n].draws
+        ]
+        if not drawing:
+            return dict(own)
+
+        def most(several: Sequence[List[int]]) -> List[int]:
+            return list(map(max, zip(*several)))
+
+        parameters = [p for unit in self._units for p in unit.parameters.values()]
+        calls = over_mesh(parameters, [own[n] for n in drawing], "call state_dict", most)
+        return {**own, **dict(zip(drawing, calls))}
 
     @property
     def _replicas(self) -> int:
@@ -234,6 +264,19 @@ class _Layout:
                 values /= self._here if kind == RESIDUAL else 1
             residuals[kind] = values.to("cpu", self._dtype).view(-1)
         return ShardState(saved["calls"], residuals)
+
+
+def over_mesh(
+    parameters: Iterable[DTensor], own: Value, doing: str, choose: Callable[[List[Value]], Value]
+) -> Value:
+    """Return the value that is chosen from those of all workers of the parameters' mesh.
+
+    `doing` is the common action of the workers.
+    """
+    mesh = max((parameter.device_mesh for parameter in parameters), key=lambda mesh: mesh.ndim)
+    for dim in range(mesh.ndim):
+        own = choose(gather(own, doing, mesh.get_group(dim)))
+    return own
 
 
 def _facts(tensor: Optional[DTensor]) -> Optional[Tuple[Any, ...]]:
