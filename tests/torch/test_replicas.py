@@ -246,6 +246,25 @@ def test_nothing_of_a_gradient_is_lost():
 
 
 @on_workers(4)
+def test_sums_that_wait_for_the_all_reduce_are_applied():
+    """fully_shard adds them up in a buffer of its own. Nothing of them is lost."""
+    net = Linear(8)
+    fully_shard(net, mesh=replicas_and_shards())
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    bps.compress_reduce_scatter(net, {**TOPK, "k": 2})
+    for step in range(40):  # the last ones send the residuals
+        optimizer.zero_grad()
+        for number in range(3):
+            net.set_requires_all_reduce(number == 2)
+            net(inputs(10 * number + step) * (step < 4)).backward()
+        optimizer.step()
+    expected = -sum(inputs(10 * number + step) for number in range(3) for step in range(4))
+    dist.all_reduce(expected, op=dist.ReduceOp.AVG)
+    weight = net.a.full_tensor().detach()
+    assert (weight - expected).norm() < 1e-5 * expected.norm()
+
+
+@on_workers(4)
 def test_frozen_layers_and_unused_parameters():
     found = []
     for params in (None, {}):
