@@ -78,6 +78,18 @@ class Coder:
         """Whether all payloads have the same length."""
         return self.codec.length_at is None or self._params.compressor.full
 
+    def calls(self, undone: bool = False) -> int:
+        """Return the number of calls that have drawn random numbers from the stream's start.
+
+        `undone`: as after `take_back`.
+        """
+        drawn = self._before[1] if undone and self._before is not None else self._stream.drawn
+        return drawn // self.codec.draws if self.codec.draws else 0
+
+    def skip(self, calls: int) -> None:
+        """Advance the random stream by the draws of this number of calls."""
+        self._stream.drawn += calls * self.codec.draws
+
     def take_draws(self) -> kernels.Position:
         """Return the position of the next call in the random stream, and advance the stream."""
         *state, drawn = self._stream.take(self.codec.draws)
@@ -180,21 +192,31 @@ class Coder:
         self._write(kept)
 
 
+def new_entropy() -> bytes:
+    """Return random bytes from which streams without a seed can be derived."""
+    return os.urandom(_ENTROPY_BYTES)
+
+
+def needs_entropy(several: Iterable[Optional[CompressionParams]]) -> bool:
+    """Return whether a compressor draws random numbers without a seed. None: no compression."""
+    compressors = {params.compressor for params in several if params is not None} - {None}
+    return any(c.traits.draws and c.seed is None for c in compressors)
+
+
 class StreamStarts:
     """Computes the initial state of each chunk's random streams.
 
-    Streams without a seed are derived from random bytes of rank 0. `of_root` takes this worker's
-    bytes and returns those of rank 0. All workers call it together.
+    Streams without a seed are derived from random bytes, `entropy`. By default, these are rank 0's.
+    `of_root` takes this worker's bytes and returns those of rank 0. All workers call it together.
     """
 
     def __init__(self, of_root: Callable[[bytes], bytes]) -> None:
-        self._of_root, self._entropy = of_root, b""
+        self._of_root, self.entropy = of_root, b""
 
     def draw(self, chunks: Iterable[Chunk]) -> None:
         """Get rank 0's random bytes if a chunk is the first to need them. All workers call this."""
-        compressors = {chunk.params.compressor for chunk in chunks if chunk.params is not None}
-        if not self._entropy and any(c.traits.draws and c.seed is None for c in compressors):
-            self._entropy = self._of_root(os.urandom(_ENTROPY_BYTES))
+        if not self.entropy and needs_entropy(chunk.params for chunk in chunks):
+            self.entropy = self._of_root(new_entropy())
 
     def start(
         self, chunk: Chunk, node: Optional[int], index: int, begin: int
@@ -207,4 +229,4 @@ class StreamStarts:
         """
         if not chunk.params.compressor.traits.draws:
             return None
-        return streams.start(chunk.params, chunk.size, node, index, begin, self._entropy)
+        return streams.start(chunk.params, chunk.size, node, index, begin, self.entropy)

@@ -238,7 +238,7 @@ class Lane:
         coder, aggregator, on_gpu = None, None, False
         if chunk.params is not None and mine:
             start, coder_of = self.exchange.streams.start, arrays.coder
-            index, begin = tensor.plan.index, chunk.slices[0].begin
+            index, begin = tensor.plan.index, tensor.plan.offset + chunk.slices[0].begin
             size = chunk.size, chunk.dtype
             coder = coder_of(device, chunk.params, *size, start(chunk, node, index, begin))
             on_gpu = may_stay_on_gpu and chunk.aggregated and coder.has_fixed_length

@@ -70,6 +70,7 @@ class Tensor:
     called: str = ""  # the name in error messages, needed if on_nonfinite is "raise"
     on_nonfinite: str = "propagate"  # or "raise", or "skip": the caller then skips the step
     rows: int = 0  # of a row-sparse tensor; only rows with a gradient are sent. 0: dense
+    offset: int = 0  # of a shard: its first element in the whole tensor, for random streams
 
     @property
     def num_bytes(self) -> int:

@@ -20,7 +20,7 @@ from .byteps.push_pull import (
 from .byteps.runtime import init, local_rank, local_size, rank, shutdown, size
 from .compression import Compression
 from .ddp import compression_hook
-from .fsdp import compress_all_gather, compress_reduce_scatter
+from .fsdp import compress_all_gather, compress_reduce_scatter, compress_replicas
 from .gradients.state import CompressionState
 from .optimizer.distributed import DistributedOptimizer
 from .running_statistics import average_statistics
@@ -37,6 +37,7 @@ __all__ = [
     "byteps_push_pull",
     "compress_all_gather",
     "compress_reduce_scatter",
+    "compress_replicas",
     "compression_hook",
     "declare",
     "init",

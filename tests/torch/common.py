@@ -1,6 +1,7 @@
 """Code that the workers' jobs share: a network, training loops, and checks."""
 
 import copy
+import itertools
 import logging
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ TOPK = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
 DGC = {"compressor": "dgc", "k": 0.05, "seed": 3}
 DITHERING = {"compressor": "dithering", "k": 4, "seed": 3, "ef": "corrected"}
 AUTO = {"compressor": "auto", "accuracy": "aggressive", "momentum": "nesterov"}
+_numbers = itertools.count()
 SETTINGS = (ONEBIT, TOPK, DGC, DITHERING, {"compressor": "randomk", "k": 0.2, "seed": 5}, {})
 
 
@@ -33,6 +35,18 @@ class Net(torch.nn.Module):
     def forward(self, x, short=False):
         x = self.first(x).relu()
         return self.last(x if short else self.second(x).relu())
+
+
+def replicas_and_shards(replicas=2):
+    """Return a mesh of replicas and shards.
+
+    Its names are new, because PyTorch caches the groups of equal meshes beyond their job.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    number, shape = next(_numbers), (replicas, dist.get_world_size() // replicas)
+    names = f"replicas{number}", f"shards{number}"
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
 def data(step, rows=16):

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gluon_gc.torch as bps
@@ -19,7 +18,7 @@ from gluon_gc.compression import parse
 from gluon_gc.exchange.coder import Coder
 from gluon_gc.torch.state.small_residuals import Scratch, SmallResiduals
 from gluon_gc.torch.transport import groups
-from tests.torch.common import Net, assert_alike, loss_of, raised
+from tests.torch.common import Net, assert_alike, loss_of, raised, replicas_and_shards
 from tests.torch.test_workers import CountingTransport
 from tests.torch.workers import on_workers, run
 
@@ -43,10 +42,10 @@ class Tied(Net):
         self.last.weight = self.second.weight
 
 
-def sharded(net=None, policy=None, reshard=True, layers=("first", "second", "last")):
+def sharded(net=None, policy=None, reshard=True, layers=("first", "second", "last"), mesh=None):
     """Return a network with an FSDP module for each of these layers, and its optimizer."""
-    net = Net() if net is None else net
-    options = {"mp_policy": policy or MixedPrecisionPolicy(), "reshard_after_forward": reshard}
+    net, policy = Net() if net is None else net, policy or MixedPrecisionPolicy()
+    options = {"mp_policy": policy, "reshard_after_forward": reshard, "mesh": mesh}
     for name in layers:
         fully_shard(getattr(net, name), **options)
     fully_shard(net, **options)
@@ -149,11 +148,18 @@ def test_statistics_have_the_bytes_of_each_parameter():
 
 @on_workers(2, 4)
 def test_differences_are_their_replay_on_all_workers():
-    for policy, reshard in ((None, True), (None, False), (BFLOAT16, True)):
-        net, optimizer = sharded(policy=policy, reshard=reshard)
+    for policy, reshard, replicas in (
+        (None, True, 1),
+        (None, False, 1),
+        (BFLOAT16, True, 1),
+        (None, True, dist.get_world_size() // 2),  # two shards
+    ):
+        mesh = replicas_and_shards(replicas) if replicas > 1 else None
+        net, optimizer = sharded(policy=policy, reshard=reshard, mesh=mesh)
         bps.compress_all_gather(net, FOUR_BITS)
         dtype = torch.float32 if policy is None else policy.param_dtype
-        replays = {n: Replay(p.to(dtype), dist.get_world_size()) for n, p in whole(net).items()}
+        shards = dist.get_world_size() // replicas
+        replays = {n: Replay(p.to(dtype), shards) for n, p in whole(net).items()}
         for step in range(4):
             exact = whole(net)
             with computed_with(net) as seen:
@@ -592,15 +598,13 @@ def test_what_cannot_work_is_refused_by_name():
 
 
 @on_workers(4)
-def test_meshes_of_two_dimensions_are_refused():
+def test_a_number_of_workers_after_forward_is_refused():
     """Needs four workers."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
-    replicated, narrow = fully_shard(Net(), mesh=mesh), fully_shard(Net(), reshard_after_forward=2)
-    for net, said in (
-        (replicated, "(HSDP), got the shape (2, 2)"),
-        (narrow, "reshard_after_forward must be True or False"),
-    ):
-        raised(ValueError, said, functools.partial(bps.compress_all_gather, net, FOUR_BITS))
+    net, said = (
+        fully_shard(Net(), reshard_after_forward=2),
+        "reshard_after_forward must be True or False",
+    )
+    raised(ValueError, said, lambda: bps.compress_all_gather(net, FOUR_BITS))
 
 
 @pytest.mark.parametrize(

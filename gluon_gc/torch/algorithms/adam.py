@@ -11,6 +11,7 @@ from ...algorithms.adam import Update
 from ..gradients.optimizer_hooks import param_groups
 from ..gradients.optimizers import KNOWN
 from ..optimizer.copies import kind_of
+from .rounds import local
 
 _REFUSED = ("amsgrad", "maximize", "fused", "capturable", "differentiable")
 """Settings of a parameter group that change the update or where the step count is."""
@@ -28,7 +29,7 @@ class WrappedAdam:
 
     def moments(self, name: str) -> Tuple[torch.Tensor, torch.Tensor]:
         state = self._state(name)
-        return torch.atleast_1d(state["exp_avg"]), torch.atleast_1d(state["exp_avg_sq"])
+        return local(state["exp_avg"]), local(state["exp_avg_sq"])
 
     def betas(self, name: str) -> Tuple[float, float]:
         beta1, beta2 = self._group(name)["betas"]
@@ -38,8 +39,8 @@ class WrappedAdam:
         """Return this worker's gradient, with weight decay if it is coupled."""
         parameter, decay = self._parameters[name], self._group(name)["weight_decay"]
         if not decay or self._is_decoupled(name):
-            return torch.atleast_1d(parameter.grad)
-        return torch.atleast_1d(parameter.grad + decay * parameter.detach())
+            return local(parameter.grad)
+        return local(parameter.grad) + decay * local(parameter.detach())
 
     def as_float(self, number: torch.Tensor) -> float:
         return float(number)
@@ -60,7 +61,7 @@ class WrappedAdam:
         state, group = self._state(name), self._group(name)
         steps, lr, (beta1, beta2) = float(state["step"]), float(group["lr"]), self.betas(name)
         correction = (1 - beta2 ** max(1, steps - frozen)) ** 0.5
-        denominator = (state["exp_avg_sq"].sqrt() / correction).add_(group["eps"])
+        denominator = (local(state["exp_avg_sq"]).sqrt() / correction).add_(group["eps"])
         decay = lr * group["weight_decay"] if self._is_decoupled(name) else 0.0
         return Update(lr / (1 - beta1**steps), denominator, decay)
 

@@ -20,7 +20,7 @@ from ...exchange.job import Announced, Request, Result
 from ...exchange.plan import Tensor
 from ...exchange.transfers import Transfers
 from ..transport import gpu, new_exchange, staging
-from ..transport.staging import declared, future_on, resolving
+from ..transport.staging import declared, future_on, is_sharded, resolving
 
 Tensors = Dict[str, torch.Tensor]
 
@@ -55,12 +55,7 @@ def is_frozen(parameter: torch.nn.Parameter) -> bool:
     return not parameter.requires_grad and parameter.grad is None
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a DTensor, whose module takes long to import."""
-    return hasattr(tensor, "to_local")
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this worker's part of a tensor, in the same memory, with at least one dimension."""
     return torch.atleast_1d(tensor.to_local() if is_sharded(tensor) else tensor)
 
@@ -90,11 +85,11 @@ class Rounds:
     def parameters(self) -> Tensors:
         """Return the parameters, in the model's memory. Algorithms index arrays, also scalars."""
         parameters = self._parameters.items()
-        return {name: _local(parameter.detach()) for name, parameter in parameters}
+        return {name: local(parameter.detach()) for name, parameter in parameters}
 
     def gradients(self) -> Tensors:
         parameters = self._parameters.items()
-        return {name: _local(p.grad) for name, p in parameters if p.grad is not None}
+        return {name: local(p.grad) for name, p in parameters if p.grad is not None}
 
     def declare(self, kind: str, shapes: Shapes, compressed: bool) -> None:
         """Prepare to average vectors of these shapes. All workers call this."""

@@ -25,9 +25,9 @@ from ..gradients.optimizer_hooks import require_averaged
 from ..gradients.settings import chosen_params, facts_of, named
 from ..state import algorithms as algorithm_saving
 from ..transport import gpu
-from ..transport.staging import sizes_of
+from ..transport.staging import is_sharded, sizes_of
 from .adam import WrappedAdam, require_adam, require_settings
-from .rounds import Rounds, is_frozen, is_sharded
+from .rounds import Rounds, is_frozen
 
 Overrides = Mapping[str, Optional[Mapping[str, Any]]]
 
@@ -195,7 +195,10 @@ class AlgorithmState:
     def _agree(self, about: Facts) -> None:
         """Raise a RuntimeError on all workers unless they can begin together."""
         facts = [*about, *facts_of(self.optimizer, None)]
-        if not (self.steps or self._is_sharded):
+        has_rounds = not isinstance(self.driver, MailboxDriver)  # else other sites have them
+        if has_rounds:
+            facts += _shards_of(self.parameters)
+        if not self.steps and (has_rounds or not self._is_sharded):
             parameters = self.rounds.parameters().items()
             arrays = ((name, tensor.cpu().numpy()) for name, tensor in parameters)
             facts += first_values(self.algorithm, arrays)
@@ -262,6 +265,17 @@ class AlgorithmState:
         self.rounds.close()
 
 
+def _shards_of(parameters: Mapping[str, torch.nn.Parameter]) -> Facts:
+    """Return the shards that this worker has: only equal ones can be averaged."""
+    facts = []
+    for name, parameter in parameters.items():
+        if is_sharded(parameter):
+            coordinate = zip(parameter.device_mesh.get_coordinate(), parameter.placements)
+            numbers = [number for number, p in coordinate if not p.is_replicate()]
+            facts.append((f"parameter {name}", {"shard": numbers}))
+    return facts
+
+
 def _require_unfrozen(algorithm: Algorithm, parameters: Mapping[str, torch.nn.Parameter]) -> None:
     for name, parameter in parameters.items():
         if not (parameter.requires_grad or algorithm.allows_freezing):
@@ -285,11 +299,17 @@ def _fill_gradients(name: str, parameters: Mapping[str, torch.nn.Parameter]) -> 
             )
 
 
+def _is_finite(gradient: torch.Tensor) -> torch.Tensor:
+    """Return whether a gradient is finite, on all workers that have shards of it; shape ()."""
+    finite = gradient.isfinite().all()
+    return finite.full_tensor() if is_sharded(finite) else finite
+
+
 def _first_nonfinite(parameters: Iterable[torch.nn.Parameter]) -> int:
     """Return the number of the first parameter whose gradient has a NaN or an infinity, or -1."""
     gradients = [(i, p.grad) for i, p in enumerate(parameters) if p.grad is not None]
     if not gradients:
         return -1
     device = gradients[0][1].device
-    finite = torch.stack([gradient.isfinite().all().to(device) for _, gradient in gradients])
+    finite = torch.stack([_is_finite(gradient).to(device) for _, gradient in gradients])
     return next((i for (i, _), good in zip(gradients, finite.tolist()) if not good), -1)

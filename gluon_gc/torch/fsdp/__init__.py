@@ -1,22 +1,22 @@
-"""Compressed reduce-scatter and all-gather for fully_shard (FSDP2)."""
+"""Compressed collectives for fully_shard (FSDP2)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Iterable, Mapping, Optional
 
 import torch
-import torch.distributed as dist
 
 from ...compression import CompressionParams
-from ..gradients.scaler import ScaleWatch, if_enabled
-from ..gradients.settings import chosen_params, named, require_optimizer
-from ..state.sharded import Exchanges, ShardedCompression, Shards
+from ...exchange.coder import needs_entropy, new_entropy
+from ..gradients.settings import chosen_params, named
+from ..state.replicated import ReplicatedCompression, over_mesh, replica_dim
+from ..state.sharded import Exchanges, ShardedCompression
 from ..state.small_residuals import Scratch
 from .all_gather import AllGather
+from .gradients import GradientSettings, gradient_settings
+from .parts import Part, parts_of
 from .reduce_scatter import ReduceScatter
-
-if TYPE_CHECKING:  # importing torch.distributed.fsdp takes half as long as importing torch
-    from torch.distributed import fsdp
+from .replicas import AcrossReplicas, Lanes
 
 _DENSE = ("blockwise", "bytegrad")  # the compressors whose payloads have every element
 _ANY_SIZE = 64  # elements of a codec that only tells its properties
@@ -81,31 +81,89 @@ def compress_reduce_scatter(
     """
     function = "compress_reduce_scatter"
     _require_hook("set_custom_reduce_scatter", function)
-    if on_nonfinite not in ("raise", "propagate"):
-        raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
-    grad_scaler = if_enabled(grad_scaler)
-    if grad_scaler is not None:
-        on_nonfinite = "propagate"
-    parameters, frozen, _ = named(model.named_parameters())
-    params = chosen_params(parameters, compression_params, overrides).params
-    require_optimizer((p.require_chosen() for p in params.values()), None)
+    settings = gradient_settings(
+        function, model, compression_params, overrides, on_nonfinite, grad_scaler
+    )
     if residual_bits not in (8, 32):
         raise ValueError(f"residual_bits must be 8 or 32, got {residual_bits!r}")
-    parts, scratch = list(_parts(model, parameters)), None
+    scratch = None
     if residual_bits == 8:
-        _require_single_residuals(params.values())
+        _require_single_residuals(settings.params.values())
         scratch = Scratch()
-    unknown = grad_scaler is None and any(p.keeps_state for p in params.values())
-    watch = ScaleWatch(parameters.values(), function) if unknown else None
-    units, exchanges = [], Exchanges()
+    parts = list(parts_of(model, settings.parameters))
+    units, exchanges = [], Exchanges(_common_entropy(settings))
     for part in parts:
-        policy, sharded = part.group.mp_policy, part.parameters
-        dtype = policy.reduce_dtype or policy.param_dtype or next(iter(sharded.values())).dtype
-        shards, kept_frozen = part.shards(params, on_nonfinite), part.others(frozen)
-        more = exchanges, scratch, grad_scaler, watch
-        units.append(ReduceScatter(sharded, shards, dtype, kept_frozen, *more))
+        units.append(ReduceScatter(part, settings, exchanges, scratch))
         part.module.set_custom_reduce_scatter(units[-1])
     return ShardedCompression(function, units, exchanges)
+
+
+def compress_replicas(
+    model: torch.nn.Module,
+    compression_params: Optional[Mapping[str, Any]] = None,
+    overrides: Overrides = None,
+    on_nonfinite: str = "raise",
+    grad_scaler: Optional[torch.amp.GradScaler] = None,
+) -> ReplicatedCompression:
+    """Compress the gradients that replicas exchange (HSDP).
+
+    fully_shard was applied to the model with a mesh of two dimensions: replicas, and shards. It
+    reduce-scatters gradients inside each replica. Then each worker averages the gradients of its
+    own shards with the workers that have the same shards in the other replicas: each worker
+    compresses its gradient, and an owner compresses the sum. On each worker, error feedback needs
+    twice as much memory as the gradients of its own shards, and as much again divided by the number
+    of replicas, because the worker owns a part of the sums.
+
+    All workers call this with the same arguments before the first step. Every parameter must get a
+    gradient in every step. `compress_reduce_scatter` and `compress_all_gather` may compress the
+    traffic inside the replicas, too.
+
+    Parameters
+    ----------
+    model : Module
+        A module that fully_shard has processed, or with submodules that it has processed.
+    compression_params : dict, optional
+        See `CompressionState`. The compressor "auto", "momentum" and the error feedback "corrected"
+        and "sparse" are not supported.
+    overrides : mapping of str to (dict or None), optional
+        See `CompressionState`.
+    on_nonfinite : "raise" or "propagate"
+        "raise": a NaN or an infinity in an average is a RuntimeError on the workers that have the
+        shard.
+    grad_scaler : torch.amp.GradScaler, optional
+        See `compress_reduce_scatter`.
+
+    Returns
+    -------
+    ReplicatedCompression
+        It has `state_dict` and `load_state_dict`. Its state can be loaded on another mesh.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        An argument is wrong, the model has no FSDPModule, its mesh has no replicas, or it has an
+        all-reduce hook.
+    RuntimeError
+        PyTorch is older than 2.9. During training: a GradScaler that was not passed has changed its
+        scale, or workers with the same shards are not in the same step.
+    """
+    function = "compress_replicas"
+    _require_hook("set_custom_reduce_scatter", function)
+    settings = gradient_settings(
+        function, model, compression_params, overrides, on_nonfinite, grad_scaler
+    )
+    parts = list(parts_of(model, settings.parameters))
+    for part in parts:
+        _require_replicas(part)
+    indices = {name: index for index, name in enumerate(settings.parameters)}
+    lanes = Lanes(_common_entropy(settings))
+    units = [AcrossReplicas(part, settings, lanes, indices) for part in parts]
+    for unit in units:
+        for name in unit.parameters:
+            replica_dim(unit, name)
+    for unit in units:
+        unit.attach()
+    return ReplicatedCompression(function, units, lanes)
 
 
 def compress_all_gather(
@@ -156,8 +214,8 @@ def compress_all_gather(
     Raises
     ------
     ValueError, TypeError, KeyError
-        An argument is wrong, the model has no FSDPModule, its mesh has replicas (HSDP), or
-        `reshard_after_forward` is a number of workers.
+        An argument is wrong, the model has no FSDPModule, or `reshard_after_forward` is a number of
+        workers.
     RuntimeError
         PyTorch is older than 2.9. During training: a parameter has a NaN or an infinity.
 
@@ -176,12 +234,11 @@ def compress_all_gather(
     for parameter_params in params.values():
         _require_for_parameters(parameter_params.require_chosen(), differences)
     units, exchanges = [], Exchanges()
-    for part in _parts(model, parameters):
-        part.require_one_mesh()
-        dtype = part.group.mp_policy.param_dtype or next(iter(part.parameters.values())).dtype
+    for part in parts_of(model, parameters):
+        _require_one_gather(part)
         shards = part.shards(params, "raise")
         kept_frozen = {name: p for name, p in part.parameters.items() if name in frozen}
-        unit = AllGather(shards, dtype, differences, kept_frozen, exchanges)
+        unit = AllGather(shards, part.parameter_dtype, differences, kept_frozen, exchanges)
         part.module.set_custom_all_gather(unit)
         for owner in part.owners():
             owner.register_load_state_dict_post_hook(lambda *_, unit=unit: unit.forget_sent())
@@ -189,99 +246,40 @@ def compress_all_gather(
     return ShardedCompression(function, units, exchanges)
 
 
-class _Part(NamedTuple):
-    """An FSDP module with some of its parameters.
-
-    Attributes
-    ----------
-    module : FSDPModule
-    group : FSDPParamGroup
-        fully_shard's private record of the module's parameters: no public API has it.
-    parameters : dict of str to Tensor
-    sizes : dict of str to int
-        The number of elements in a shard of each parameter, with its padding.
-    """
-
-    module: fsdp.FSDPModule
-    group: Any
-    parameters: Dict[str, torch.Tensor]
-    sizes: Dict[str, int]
-
-    @property
-    def workers(self) -> int:
-        """The number of workers that have shards."""
-        return dist.get_world_size(self.group.mesh_info.shard_process_group)
-
-    def shards(self, params: Mapping[str, CompressionParams], on_nonfinite: str) -> Shards:
-        """Return the module's shards."""
-        rank = dist.get_rank(self.group.mesh_info.shard_process_group)
-        return Shards(self.sizes, params, on_nonfinite, self.workers, rank)
-
-    def others(self, parameters: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-        """Return those of these parameters that fully_shard handles together with this part's."""
-        ids = {id(p.sharded_param) for p in self.group.fsdp_params}
-        return {name: p for name, p in parameters.items() if id(p) in ids}
-
-    def owners(self) -> Iterator[torch.nn.Module]:
-        """Yield the modules that have these parameters as attributes."""
-        ids = {id(parameter) for parameter in self.parameters.values()}
-        for module in self.module.modules():
-            if any(id(parameter) in ids for parameter in module.parameters(recurse=False)):
-                yield module
-
-    def require_one_mesh(self) -> None:
-        """Raise ValueError unless all workers of a mesh of one dimension gather all parameters."""
-        info, after_forward = self.group.mesh_info, self.group.post_forward_mesh_info
-        if info.mesh.ndim > 1:
-            raise ValueError(
-                "the mesh of compress_all_gather must be of one dimension, without replicas "
-                f"(HSDP), got the shape {tuple(info.mesh.shape)}"
-            )
-        if after_forward not in (None, info):
-            raise ValueError(
-                "reshard_after_forward must be True or False for compress_all_gather, got a number "
-                "of workers"
-            )
-
-
-def _parts(model: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) -> Iterator[_Part]:
-    """Yield the FSDP modules of a model that have some of these parameters.
-
-    Raises
-    ------
-    ValueError
-        The model has no FSDPModule.
-    """
-    from torch.distributed import fsdp
-
-    names = {parameter: name for name, parameter in parameters.items()}
-    modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
-    if not modules:
-        raise ValueError("the model has no FSDPModule: call fully_shard first")
-    for module in modules:
-        for group in _groups(module):
-            chosen = [p for p in group.fsdp_params if p.sharded_param in names]
-            sharded = {names[p.sharded_param]: p.sharded_param for p in chosen}
-            sizes = {
-                name: p.padded_sharded_param_size.numel() * (2 if parameter.is_complex() else 1)
-                for (name, parameter), p in zip(sharded.items(), chosen)
-            }
-            if sharded:
-                yield _Part(module, group, sharded, sizes)
-
-
-def _groups(module: fsdp.FSDPModule) -> List[Any]:
-    """Return fully_shard's records of a module's parameters."""
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)
-    return [g for g in ([state._fsdp_param_group] if groups is None else groups) if g is not None]
-
-
 def _require_hook(method: str, function: str) -> None:
     from torch.distributed import fsdp
 
     if not hasattr(getattr(fsdp, "FSDPModule", None), method):
         raise RuntimeError(f"{function} needs PyTorch 2.9, got {torch.__version__}")
+
+
+def _require_replicas(part: Part) -> None:
+    """Raise ValueError unless gradients can be exchanged between replicas."""
+    if not part.group._is_hsdp:
+        raise ValueError(
+            "the mesh of compress_replicas must have two dimensions, replicas and shards (HSDP), "
+            f"got {part.mesh_info.mesh}"
+        )
+    hook = part.group._all_reduce_hook
+    if hook is not None and not isinstance(hook, AcrossReplicas):
+        raise ValueError(f"the model already has an all-reduce hook, {hook!r}")
+
+
+def _common_entropy(settings: GradientSettings) -> bytes:
+    """Return the same random bytes on all workers of a model's mesh, if a compressor needs any."""
+    if not needs_entropy(settings.params.values()):
+        return b""
+    parameters, doing = settings.parameters.values(), f"call {settings.function}"
+    return over_mesh(parameters, new_entropy(), doing, lambda several: several[0])
+
+
+def _require_one_gather(part: Part) -> None:
+    """Raise ValueError unless the same workers gather parameters in forward and in backward."""
+    if part.group.post_forward_mesh_info not in (None, part.group.mesh_info):
+        raise ValueError(
+            "reshard_after_forward must be True or False for compress_all_gather, got a number of "
+            "workers"
+        )
 
 
 def _require_single_residuals(several: Iterable[CompressionParams]) -> None:

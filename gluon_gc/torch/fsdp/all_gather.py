@@ -17,13 +17,13 @@ from ...exchange.exchange import Exchange
 from ...exchange.header import Stamp
 from ...exchange.sharded import GatherRequest
 from ..state.coder_states import Tensors
-from ..state.sharded import Exchanges, Shards, Unit, parameter_of
+from ..state.sharded import CollectiveUnit, Exchanges, Shards, parameter_of
 from ..transport import staging
 from ..transport.staging import resolving
 from .gathered_copies import GatheredCopies, check
 
 
-class AllGather(Unit):
+class AllGather(CollectiveUnit):
     """Gathers the parameters of one FSDP module."""
 
     def __init__(

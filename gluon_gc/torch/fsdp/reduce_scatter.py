@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Collection, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, Iterator, List, Optional, Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -12,22 +12,19 @@ from torch.futures import Future
 
 from ...exchange import sharded
 from ...exchange.chunk import ExchangedChunk
-from ...exchange.exchange import Exchange
-from ...exchange.header import Stamp
-from ...exchange.job import Request, Result
+from ...exchange.job import Done, Request
 from ...exchange.plan import Chunk
 from ...state import fitting
-from ..gradients.scaler import ScaleWatch
-from ..gradients.undo import Undo, is_nonzero
 from ..state import coder_states, state_dicts
 from ..state.coder_states import Tensors
-from ..state.sharded import Exchanges, Shards, Unit, parameter_of
+from ..state.sharded import CollectiveUnit, Exchanges
 from ..state.small_residuals import Scratch, SmallResiduals, small_residuals
 from ..transport import staging
-from ..transport.staging import future_on, resolving
+from .gradients import Facts, GradientSettings, GradientUnit
+from .parts import Part
 
 
-class ReduceScatter(Unit):
+class ReduceScatter(GradientUnit, CollectiveUnit):
     """Sums the gradients of one FSDP module. Each worker gets the sums of its own shards.
 
     Every worker compresses its gradients of all shards, with its own error feedback if requested.
@@ -35,23 +32,14 @@ class ReduceScatter(Unit):
 
     def __init__(
         self,
-        parameters: Mapping[str, torch.Tensor],  # the sharded ones
-        shards: Shards,
-        dtype: torch.dtype,  # of the gradients that FSDP will pass
-        frozen: Mapping[str, torch.Tensor],  # the module's parameters that need no gradient
+        part: Part,
+        settings: GradientSettings,
         exchanges: Exchanges,
         scratch: Optional[Scratch] = None,  # if given, residuals are kept in 8 bits
-        grad_scaler: Optional[torch.amp.GradScaler] = None,  # gradients are unscaled meanwhile
-        scale_watch: Optional[ScaleWatch] = None,  # it watches while this object exists
     ) -> None:
-        self._parameters, self.shards, self._frozen = parameters, shards, frozen
-        self.dtype, self._exchanges = staging.real_dtype(dtype), exchanges
-        self._scratch, self._grad_scaler, self._scale_watch = scratch, grad_scaler, scale_watch
+        super().__init__(part, settings)
+        self._exchanges, self._scratch = exchanges, scratch
         self._residuals: List[SmallResiduals] = []
-        self._steps = self._begun = 0
-        self.undo = Undo(parameters, self._take_back, self._in_use)
-        self._exchange: Optional[Exchange] = None
-        self.chunks: List[ExchangedChunk] = []
         self._loaded: Tensors = {}
         if scratch is not None:
             scratch.reserve(chunk.size for chunk in self._planned())
@@ -69,104 +57,40 @@ class ReduceScatter(Unit):
         Return after that, or with `async_op` at once, and then a future of it. A parameter without
         a gradient, or a sum with a NaN or an infinity, raises a RuntimeError.
         """
-        workers, rank = self.shards.workers, self.shards.rank
-        self._require_same_parameters()
-        input_tensor = staging.as_real(input_tensor).view(-1)
-        output_tensor = staging.as_real(output_tensor).view(-1)
-        if input_tensor.numel() != workers * self.shards.size:
-            raise RuntimeError(
-                f"a parameter of {', '.join(self._parameters)} got no gradient: with "
-                "compress_reduce_scatter, every parameter must get one in every step"
-            )
+        values = staging.as_real(input_tensor).view(-1)
+        output = staging.as_real(output_tensor).view(-1)
+        self._require_gradients(values.numel(), self.shards.workers * self.shards.size)
         if not self.chunks:
-            self._open(group, input_tensor)
-        continues = self._begin()
-        rows = staging.Staged(self.shards.split_all(input_tensor))
-        shards = staging.Staged(self.shards.split(rank, output_tensor))
-        loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
-        steps, future = self._steps, future_on(shards.device)
-
-        def result(found: Result) -> None:
-            if found.nonfinite and self.shards.on_nonfinite == "raise":
-                name = parameter_of(found.nonfinite[0])
-                raise RuntimeError(
-                    f"the gradient of parameter {name} has a NaN or an infinity in step {steps}"
-                )
-            shards.finish(loss_scale)
-            with shards.queue():
-                own = zip(self._parameters, self.shards.split(rank, output_tensor).values())
-                self.undo.note_zeros({n: t for n, t in own if self.shards.params[n].draws})
-
-        request = Request(
-            rows,
-            average=_averages(op),
-            divisor=loss_scale,
-            stamp=Stamp(self._begun % 2**32, self.undo.digest),
-            continues=continues,
-            output=shards,
-        )
-        self._exchange.start(request, [self._transfer], resolving(future, result))
+            self._open(group, values)
+        rows = staging.Staged(self.shards.split_all(values))
+        shards = staging.Staged(self.shards.split(self.shards.rank, output))
+        future = self._start(rows, shards, self._own(output), _averages(op))
         if async_op:
             return future
         future.wait()
         return None
 
-    def _require_same_parameters(self) -> None:
-        """Raise a RuntimeError if a parameter was frozen or thawed: FSDP passes no names."""
-        changed = [n for n, p in self._parameters.items() if not p.requires_grad]
-        changed += [n for n, p in self._frozen.items() if p.requires_grad]
-        if changed:
-            raise RuntimeError(
-                f"parameter {changed[0]} was frozen or unfrozen after compress_reduce_scatter: "
-                "call it again, before the next step"
-            )
-
-    def _begin(self) -> Set[str]:
-        """Begin a step; return the shards that continue one, which add several backward passes."""
-        names = self.undo.begin()
-        self.undo.exchanged(self._parameters)
-        self._steps += 1
-        self._begun += 1
-        return {chunk.piece.tensor for chunk in self._of(names)}
+    def _send(self, request: Request, done: Done) -> None:
+        self.exchange.start(request, [self._transfer], done)
 
     def _in_use(self, names: List[str]) -> Set[str]:
-        """Return the parameters to whose gradients FSDP will add the sums, on any worker.
+        # Without all-reduce between replicas (HSDP), FSDP adds the sums to this tensor of its own.
+        if self._fully_shard._partial_reduce_output is not None:
+            return set(names)
+        return super()._in_use(names)
 
-        A worker's own shards may be empty.
-        """
-        facts = [tuple(map(int, self._facts(name))) for name in names]
-        every = self._exchange.gather_objects(facts, "begin a step")
-        return {
-            name
-            for name, of_workers in zip(names, zip(*every))
-            for kept, nonzero, was_nonzero in [map(max, zip(*of_workers))]
-            if nonzero or (kept and not was_nonzero)
-        }
-
-    def _facts(self, name: str) -> Tuple[bool, bool, bool]:
-        """Return whether a gradient has its sum, is not zero now, and was not zero before."""
-        kept = self.undo.keeps(name)
-        nonzero = kept and bool(is_nonzero(self._parameters[name].grad.to_local()))
-        return kept, nonzero, not self.undo.was_zero(name)
+    def _of_all(self, facts: List[Facts]) -> List[List[Facts]]:
+        return self.exchange.gather_objects(facts, "begin a step")  # own shards may be empty
 
     def _take_back(self, names: List[str], whole: bool) -> None:
-        for chunk in self._of(names):
-            chunk.coder.take_back()
+        super()._take_back(names, whole)
         tensors = {chunk.piece.tensor for chunk in self._of(names)}
         for residuals in self._residuals:
             residuals.take_back(tensors)
-        self._steps -= whole
-
-    def _of(self, names: Collection[str]) -> Iterator[ExchangedChunk]:
-        """Yield the compressed chunks of these parameters."""
-        return (c for c in self._compressed() if parameter_of(c.piece.tensor) in names)
-
-    def _compressed(self) -> List[ExchangedChunk]:
-        return [chunk for chunk in self.chunks if chunk.coder is not None]
 
     def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
         """Prepare the exchange. All workers of the group call this."""
-        exchange = self._exchange = self._exchanges.of(group)
+        exchange = self.exchange = self._exchanges.of(group)
         exchange.agree(self.shards.facts(like), "reduce their gradients")
         owned = [list(self._chunks_of(owner, like)) for owner in range(exchange.workers)]
         self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]
@@ -184,14 +108,14 @@ class ReduceScatter(Unit):
 
     def _chunks_of(self, owner: int, like: torch.Tensor) -> Iterator[ExchangedChunk]:
         """Yield the chunks of an owner's shards, with this worker's coders."""
-        exchange = self._exchange
+        exchange = self.exchange
         for shard in self.shards.cut(owner, like):
             exchange.streams.draw(shard.chunks)
             tensor = shard.tensor
             for chunk in shard.chunks:
                 coder = None
                 if chunk.params is not None:
-                    begin = owner * tensor.plan.size + chunk.slices[0].begin
+                    begin = tensor.plan.offset + chunk.slices[0].begin
                     start = exchange.streams.start(chunk, exchange.rank, shard.index, begin)
                     size = chunk.size, chunk.dtype
                     coder = exchange.arrays.coder(tensor.device, chunk.params, *size, start)

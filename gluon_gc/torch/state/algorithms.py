@@ -18,6 +18,7 @@ import copy
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
+from torch.optim import Optimizer
 
 from ...algorithms.base import State
 from ...algorithms.driver import is_arriving, undivided
@@ -25,6 +26,8 @@ from ...algorithms.requirements import digest
 from ...auto.algorithm import Decision
 from ...exchange.agreement import Facts
 from ...state import Arrays, States, fitting
+from ..gradients.optimizer_hooks import param_groups
+from ..transport.staging import is_sharded, sharded_like
 from . import coder_states, state_dicts
 from .state_dicts import FORMAT, NOUN, StateDict
 
@@ -55,8 +58,29 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
         "state": kinds,
         "residuals": {kind: coder_states.packed(lane.chunks) for kind, lane in lanes},
         "weights": weights,
-        "optimizer": copy.deepcopy(state.optimizer.state_dict()),
+        "optimizer": _of_optimizer(state.optimizer),
     }
+
+
+def _of_optimizer(optimizer: Optimizer) -> Dict[str, Any]:
+    """Return a copy of an optimizer's state_dict, with this worker's parts of sharded tensors."""
+    saved = copy.deepcopy(optimizer.state_dict())
+    for values in saved["state"].values():
+        values.update({k: v.to_local() for k, v in values.items() if is_sharded(v)})
+    return saved
+
+
+def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Invert `_of_optimizer`. A tensor in the shape of a shard is sharded like its parameter."""
+    loaded = copy.deepcopy(saved)
+    parameters = (p for group in param_groups(optimizer) for p in group["params"])
+    for number, parameter in enumerate(parameters):
+        values = loaded["state"].get(number, {}) if is_sharded(parameter) else {}
+        for key, value in values.items():
+            shape = getattr(value, "shape", ())
+            if shape and shape == parameter.to_local().shape:
+                values[key] = sharded_like(value, parameter)
+    optimizer.load_state_dict(loaded)
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -105,7 +129,7 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
         for kind, arrays in kinds.items()
     }
     state.driver.go_on(own["steps"], kinds)
-    state.optimizer.load_state_dict(copy.deepcopy(own["optimizer"]))
+    _load_optimizer(state.optimizer, own["optimizer"])
 
 
 def _in_host_memory(state: State) -> State:

@@ -72,7 +72,8 @@ class Shards:
         most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
         for index, (name, size) in enumerate(self.sizes.items()):
             key, params = _key(name, worker), self.params[name]
-            tensor = declared(key, like, params, index, size, name, self.on_nonfinite)
+            facts = name, self.on_nonfinite, worker * size
+            tensor = declared(key, like, params, index, size, *facts)
             yield Shard(index, tensor, plan.cut([tensor.plan], most, least))
 
     def facts(self, like: torch.Tensor) -> Facts:
@@ -102,9 +103,14 @@ def parameter_of(key: str) -> str:
 
 
 class Exchanges:
-    """The exchanges that all modules of a model share, one for each group of workers."""
+    """The exchanges that all modules of a model share, one for each group of workers.
 
-    def __init__(self) -> None:
+    Random streams without a seed start from `entropy`. It is the same on all workers of the model's
+    mesh: with tensor parallelism, workers of several groups must get the same sums.
+    """
+
+    def __init__(self, entropy: bytes = b"") -> None:
+        self.entropy = entropy
         self._of_ranks: Dict[Tuple[int, ...], Exchange] = {}
 
     def of(self, group: dist.ProcessGroup) -> Exchange:
@@ -112,6 +118,7 @@ class Exchanges:
         ranks = tuple(dist.get_process_group_ranks(group))
         if ranks not in self._of_ranks:
             self._of_ranks[ranks] = new_exchange(group)
+        self._of_ranks[ranks].streams.entropy = self.entropy
         return self._of_ranks[ranks]
 
     def transfers(self) -> Iterator[Stages]:
@@ -125,6 +132,17 @@ class Unit:
     shards: Shards
     dtype: torch.dtype  # real, in which FSDP passes parameters or gradients
     undo: Optional[Undo] = None  # takes back exchanges of gradients that no optimizer has applied
+
+    def elements(self) -> Dict[str, int]:
+        """Return the number of elements in a collective, by parameter."""
+        raise NotImplementedError
+
+
+class CollectiveUnit(Unit):
+    """A compressed collective that replaces one of FSDP's, among all workers that have shards."""
+
+    def elements(self) -> Dict[str, int]:
+        return {name: size * self.shards.workers for name, size in self.shards.sizes.items()}
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -149,10 +167,10 @@ class Unit:
         raise NotImplementedError
 
 
-class ShardedCompression:
-    """The state that a compressed collective of fully_shard keeps from step to step.
+class ModelCompression:
+    """The compression of all FSDP modules of a model in one direction.
 
-    `torch.distributed.checkpoint` saves and loads it like a model:
+    `torch.distributed.checkpoint` saves and loads its state from step to step like a model:
     `dcp.save({"compression": compression})`.
 
     Parameters
@@ -162,6 +180,8 @@ class ShardedCompression:
     units : sequence of Unit
     exchanges : Exchanges
     """
+
+    _units: Sequence[Unit]
 
     def __init__(self, function: str, units: Sequence[Unit], exchanges: Exchanges) -> None:
         self._function, self._units, self._exchanges = function, list(units), exchanges
@@ -186,11 +206,16 @@ class ShardedCompression:
         """
         sizes: Dict[str, Size] = {}
         for unit in self._units:
-            for name, shard_size in unit.shards.sizes.items():
-                elements = shard_size * unit.shards.workers
+            for name, elements in unit.elements().items():
                 sizes[name] = Size(elements * unit.dtype.itemsize, elements)
         transfers = self._exchanges.transfers()
         return statistics.of_step(transfers, sizes, reset, name_of=parameter_of)
+
+
+class ShardedCompression(ModelCompression):
+    """A compressed collective of fully_shard. Each worker has its own state."""
+
+    _units: Sequence[CollectiveUnit]
 
     def state_dict(self) -> Dict[str, Any]:
         """Return this worker's state, as plain values and tensors.
@@ -248,5 +273,5 @@ class ShardedCompression:
         return {"world_size": dist.get_world_size(), "shards": shards}
 
 
-def _is_of(key: str, unit: Unit) -> bool:
+def _is_of(key: str, unit: CollectiveUnit) -> bool:
     return parameter_of(key) in unit.shards.sizes

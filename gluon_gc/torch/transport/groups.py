@@ -47,6 +47,7 @@ _leased: Dict[int, Lease] = {}  # by the id of the pair
 _returned: List[Lease] = []
 _uses: Dict[Tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 _kept: List[Any] = []
+_alone: List[dist.ProcessGroup] = []
 
 
 def ask_for(timeout: Optional[timedelta]) -> None:
@@ -137,6 +138,13 @@ def settle(group: Optional[dist.ProcessGroup]) -> None:
         _free[lease.key].append(lease)
 
 
+def alone() -> dist.ProcessGroup:
+    """Return a group of this worker only, with PyTorch's engine."""
+    if not _alone:
+        _alone.append(dist.new_group([dist.get_rank()], use_local_synchronization=True))
+    return _alone[0]
+
+
 def keep(buffers: Any) -> None:
     """Keep buffers that other workers may still send to.
 
@@ -169,7 +177,7 @@ class Tags:
 
 def forget() -> None:
     """Forget all groups, because PyTorch destroys them."""
-    for groups in (_free, _made, _leased, _returned):
+    for groups in (_free, _made, _leased, _returned, _alone):
         groups.clear()
     _uses.clear()
     _kept.clear()

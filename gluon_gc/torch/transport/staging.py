@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, ContextManager, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, Mapping, Optional
 
 import torch
 from torch.futures import Future
@@ -13,6 +13,9 @@ from ...exchange.job import Done, Result
 from ...exchange.plan import Slice, Tensor
 from ...exchange.statistics import Size
 from . import gpu
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _WORKING = (torch.float32, torch.float64)
 
@@ -30,6 +33,25 @@ def real_numel(tensor: torch.Tensor) -> int:
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """View a complex tensor as real, in the same memory. Real tensors are unchanged."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Return whether a tensor is a DTensor, whose module takes long to import."""
+    return hasattr(tensor, "to_local")
+
+
+def sharded_like(local: torch.Tensor, like: DTensor) -> DTensor:
+    """Return the DTensor with this worker's part, distributed as another one of its shape."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -138,6 +160,7 @@ def declared(
     size: Optional[int] = None,
     called: str = "",
     on_nonfinite: str = "propagate",
+    offset: int = 0,
 ) -> DeclaredTensor:
     """Return a declared tensor with the dtype and the device of another tensor.
 
@@ -146,7 +169,7 @@ def declared(
     """
     size = real_numel(like) if size is None else size
     dtype = planned_dtype(like.dtype)
-    plan = Tensor(name, size, dtype, params, index, called, on_nonfinite)
+    plan = Tensor(name, size, dtype, params, index, called, on_nonfinite, offset=offset)
     return DeclaredTensor(plan, wire_of(like.dtype, params.fp16), like.device)
 
 
