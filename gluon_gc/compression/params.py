@@ -40,6 +40,9 @@ class CompressionParams:
     exchange : str
         "two_way": an aggregator sums the payloads and compresses the sum. "gather": every worker
         receives and sums all payloads.
+    inner : CompressionParams, optional
+        The compression of each worker's values inside a machine that sums them first. None: they
+        travel uncompressed.
     accuracy : str, optional
         The accuracy that "auto" must keep. None if the compressor is not "auto".
     for_adam : bool
@@ -54,6 +57,7 @@ class CompressionParams:
     nesterov: bool = True
     hierarchical: bool = True
     exchange: str = "two_way"
+    inner: Optional[CompressionParams] = None
     accuracy: Optional[str] = None
     for_adam: bool = False
 
@@ -87,7 +91,7 @@ class CompressionParams:
         """
         if self.compressor is None or self.compressor.traits.accumulates:
             return CompressionParams(fp16=self.fp16)
-        return replace(self, mu=None, hierarchical=False, exchange="gather")
+        return replace(self, mu=None, hierarchical=False, exchange="gather", inner=None)
 
     @property
     def on_gpu(self) -> CompressionParams:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.futures import Future
 
 from ..auto import probe, selection
@@ -16,16 +15,16 @@ from ..auto.choice import Topology
 from ..exchange.exchange import DeclaredTensor, Exchange
 from ..exchange.job import Request
 from ..exchange.plan import Tensor
-from .transport import gpu, new_exchange
+from .transport import Groups, gpu, new_exchange
 from .transport.staging import Staged, resolving, wire_of
 
 
-def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dict[str, str]:
+def chosen(tensors: Sequence[Tensor], groups: Groups) -> Dict[str, str]:
     """Return the best compressor's name for each tensor, given in the order of backward.
 
-    All workers of the group call this.
+    All workers of the process group call this.
     """
-    with closing(new_exchange(group)) as exchange:
+    with closing(new_exchange(*groups)) as exchange:
         names = selection.chosen(tensors, _Workers(exchange))
         root_names = exchange.gather_objects(names)[0]
     return dict(zip((tensor.name for tensor in tensors), root_names))
@@ -35,10 +34,10 @@ def decided(
     automatic: AutomaticAlgorithm,
     tensors: Sequence[Tensor],
     shapes: Sequence[Sequence[int]],
-    group: Optional[dist.ProcessGroup],
+    groups: Groups,
 ) -> Decision:
-    """Return the decision for an algorithm. All workers of the group call this."""
-    with closing(new_exchange(group)) as exchange:
+    """Return the decision for an algorithm. All workers of the process group call this."""
+    with closing(new_exchange(*groups)) as exchange:
         workers = _Workers(exchange)
         (seconds,) = workers.slowest([automatic.seconds])
         return exchange.gather_objects(automatic.choose(tensors, shapes, workers, seconds))[0]

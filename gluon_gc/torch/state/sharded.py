@@ -111,7 +111,7 @@ class Exchanges:
         """Return the exchange of a group's workers. All of them call this together."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if ranks not in self._of_ranks:
-            self._of_ranks[ranks] = new_exchange(group)
+            self._of_ranks[ranks] = new_exchange(group, two_levels=False)
         return self._of_ranks[ranks]
 
     def transfers(self) -> Iterator[Stages]:

@@ -315,7 +315,7 @@ def test_machines_sum_their_workers_first(params):
     def machines(rank):
         number, local = divmod(rank, 2)
         members = Members(inside[number], local), Members(across[local], number)
-        return Machines(number, 2, local, 2, *members)
+        return Machines([[0, 1], [2, 3]], number, local, *members)
 
     results = run(
         lambda exchange: average_with_unused(Lane(exchange, tensor(params=params))),

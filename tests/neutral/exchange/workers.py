@@ -10,7 +10,18 @@ import queue
 import time
 from concurrent import futures
 from contextlib import closing, nullcontext, suppress
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 
@@ -136,14 +147,21 @@ class Arrays:
     """`arrays.Arrays` for arrays of NumPy."""
 
     host = "cpu"
-    coder = staticmethod(lambda device, *args: Coder(*args))
+    coder = staticmethod(lambda device, *args, **options: Coder(*args, **options))
     calls = staticmethod(HostCalls)
 
-    def memory(self, size: int) -> np.ndarray:
+    def memory(self, size: int, device: Optional[str] = None) -> np.ndarray:
+        assert device is None, "there is no GPU"
         return np.zeros(size, np.uint8)
 
     def view(self, room: np.ndarray, dtype: str) -> np.ndarray:
         return room.view(dtype)
+
+    def address(self, values: np.ndarray) -> int:
+        return values.ctypes.data
+
+    def queue(self, device: str) -> ContextManager[None]:
+        return nullcontext()
 
     def itemsize(self, dtype: str) -> int:
         return np.dtype(dtype).itemsize
@@ -170,7 +188,7 @@ class Arrays:
     def keeps_payloads(self, device: str, compressor: Any) -> bool:
         return False
 
-    def device_collectives(self, device: str) -> Any:
+    def device_collectives(self, device: str, members: Members) -> Any:
         raise NotImplementedError("there is no GPU")
 
 

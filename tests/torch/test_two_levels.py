@@ -1,0 +1,122 @@
+"""Workers that sum their gradients inside machines or inner groups before they exchange them."""
+
+import torch
+import torch.distributed as dist
+
+import gluon_gc.torch as bps
+from gluon_gc.torch.transport.gpu_calls import GpuCoder
+from tests.torch import emulated
+from tests.torch.common import (
+    DITHERING,
+    SETTINGS,
+    SIGNS,
+    TOPK,
+    Net,
+    assert_alike,
+    raised,
+    train,
+    wrapped,
+)
+from tests.torch.workers import on_workers
+
+PAIRS, CROSSED = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+SEVERAL = (*SETTINGS, {"fp16": True}, {**TOPK, "exchange": "gather"})
+
+
+def own_group(groups):
+    """Return the group among these that this worker is in. All workers call this."""
+    made = [dist.new_group(ranks) for ranks in groups]
+    return next(m for m, ranks in zip(made, groups) if dist.get_rank() in ranks)
+
+
+def trained_in(inner_group, params, steps=3):
+    net, optimizer, ddp, state = wrapped(params, inner_group=inner_group)
+    weights = train(net, optimizer, ddp, range(steps))
+    state.close()
+    return weights
+
+
+@on_workers(4)
+def test_gradients_are_summed_inside_the_groups_first():
+    rank = dist.get_rank()
+    for groups in (PAIRS, CROSSED):
+        parameters = {"w": torch.nn.Parameter(torch.zeros(6000))}
+        state = bps.CompressionState(parameters.items(), {}, inner_group=own_group(groups))
+        machines = state.exchange.machines
+        assert machines.groups == groups and rank in groups[machines.number]
+        assert machines.across.ranks == [ranks[machines.local_rank] for ranks in groups]
+        torch.manual_seed(rank)
+        values = torch.randn(6000)
+        rows = [torch.empty(6000) for _ in range(4)]
+        dist.all_gather(rows, values / 4)
+        state.average({"w": values}).wait()
+        assert torch.equal(values, sum(sum(rows[r] for r in ranks) for ranks in groups))
+        state.close()
+
+
+def the_bits_of_the_cpu_on_two_levels(folder):
+    """Kernels and copies on emulated GPUs give the bits of the CPU."""
+    inner_group = own_group(CROSSED)
+    expected = [trained_in(inner_group, params) for params in SEVERAL]
+    for weights in expected:
+        assert_alike(weights)
+    for of_emulator in (None, folder):
+        emulated.start(of_emulator)
+        for params, weights in zip(SEVERAL, expected):
+            assert torch.equal(trained_in(inner_group, params), weights), params
+
+
+def values_stay_on_gpus():
+    """With GLUON_GC_PAYLOADS=nccl, on an emulated GPU."""
+    inner_group = own_group(PAIRS)
+    for params in (SIGNS, DITHERING, {}):
+        state = bps.CompressionState(
+            Net().named_parameters(),
+            params,
+            torch.optim.SGD(Net().parameters(), 0.1),
+            inner_group=inner_group,
+        )
+        mine = [
+            c for c in state.lane.chunks if c.inside.local == state.exchange.machines.local_rank
+        ]
+        assert mine and all(c.inside.to_owner.on_gpu for c in state.lane.chunks)
+        assert {chunk.on_gpu for chunk in mine} == {params is SIGNS}
+        assert params is not SIGNS or all(isinstance(c.coder, GpuCoder) for c in mine)
+        state.close()
+
+
+@on_workers(4)
+def test_inner_groups_that_do_not_fit_are_an_error_on_all_workers():
+    rank = dist.get_rank()
+    pair, halves = own_group(PAIRS), own_group([[0, 2], [1, 3]])
+    uneven, everybody = own_group([[0], [1, 2, 3]]), own_group([[0, 1, 2, 3]])
+
+    def refused(said, inner_group, **options):
+        raised(
+            ValueError,
+            said,
+            lambda: bps.CompressionState(
+                Net().named_parameters(), SIGNS, inner_group=inner_group, **options
+            ),
+        )
+
+    refused("worker 3 has no inner_group, but other workers have one", None if rank == 3 else pair)
+    alien = dist.GroupMember.NON_GROUP_MEMBER
+    refused("worker 2 is not in its own inner_group", alien if rank == 2 else pair)
+    first = rank % 2
+    said = (
+        f"the inner_group of worker {first} has worker {1 - first}, which is not in process_group"
+    )
+    refused(said, pair, process_group=halves)
+    said = "the inner_group of worker 0 is [0, 1], but that of worker 1, which is in it, is [1, 3]"
+    refused(said, pair if rank in (0, 2) else halves)
+    said = "the inner_group of worker 1 has 3 workers, but that of worker 0 has 1: all must have"
+    refused(said, uneven)
+    raised(
+        TypeError,
+        "inner_group must be a ProcessGroup of torch.distributed, got str",
+        lambda: bps.CompressionState(Net().named_parameters(), SIGNS, inner_group="site"),
+    )
+    state = bps.CompressionState(Net().named_parameters(), SIGNS, inner_group=everybody)
+    assert state.exchange.machines is None  # a single group exchanges like workers of one machine
+    state.close()
