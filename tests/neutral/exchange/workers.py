@@ -29,6 +29,7 @@ from gluon_gc.exchange.coder import Coder
 from gluon_gc.exchange.coding import HostCalls
 from gluon_gc.exchange.exchange import Exchange
 from gluon_gc.exchange.job import Request, Result
+from gluon_gc.exchange.machines import Groups, Machines
 
 TIMEOUT = 30.0  # seconds until a wait in a test without faults fails
 
@@ -39,7 +40,7 @@ class Network:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)
         self.closed: Set[int] = set()  # the members that have closed their connections
-        self.sent: List[Tuple[Any, np.ndarray]] = []  # messages and their channels
+        self.sent: List[Tuple[Any, int, np.ndarray]] = []  # channels, senders and messages
         self._queues: Dict[Tuple[Any, int, int], queue.SimpleQueue] = {}
 
     def _queue(self, *key: Any) -> queue.SimpleQueue:
@@ -101,6 +102,26 @@ class Members:
         ]
 
 
+class TwoLevels:
+    """The networks of machines that sum first."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.groups = groups
+        self.inside = [Network(group) for group in groups]
+        self.across = [Network(peers) for peers in zip(*groups)]
+
+    def machines(self, rank: int) -> Machines:
+        """Return the machines of an exchange, for the worker with this rank."""
+        number = next(n for n, group in enumerate(self.groups) if rank in group)
+        local = self.groups[number].index(rank)
+        inside, across = Members(self.inside[number], local), Members(self.across[local], number)
+        return Machines(self.groups, number, local, inside, across)
+
+    def run(self, work: Callable[[Exchange], Any]) -> List:
+        """Return the results of `work` by rank; see `run`."""
+        return run(work, Network(range(sum(map(len, self.groups)))), self.machines)
+
+
 class AllReduce:
     """`transport.Work`: sums in the order of ranks."""
 
@@ -131,7 +152,7 @@ class Messages:
             copy = message.copy()
             self._sent.append((message, copy))
             if copy.size:
-                self._network.sent.append((self._channel, copy))
+                self._network.sent.append((self._channel, self._rank, copy))
                 self._network.send(self._channel, self._rank, receiver, copy)
 
     def wait(self) -> None:
