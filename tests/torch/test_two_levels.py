@@ -1,5 +1,10 @@
 """Workers that sum their gradients inside machines or inner groups before they exchange them."""
 
+import copy
+import os
+from contextlib import contextmanager
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
@@ -7,6 +12,7 @@ import gluon_gc.torch as bps
 from gluon_gc.torch.transport.gpu_calls import GpuCoder
 from tests.torch import emulated
 from tests.torch.common import (
+    DGC,
     DITHERING,
     SETTINGS,
     SIGNS,
@@ -83,6 +89,88 @@ def values_stay_on_gpus():
         assert {chunk.on_gpu for chunk in mine} == {params is SIGNS}
         assert params is not SIGNS or all(isinstance(c.coder, GpuCoder) for c in mine)
         state.close()
+
+
+@on_workers(4)
+def test_checkpoints_go_on_in_other_layouts():
+    """The sum of all senders' residuals stays the same, and so do the residuals of owners."""
+    layouts = [own_group(PAIRS), None, own_group(CROSSED), own_group(PAIRS), None]
+    for params in (SIGNS, TOPK, DITHERING, DGC, {"compressor": "blockwise", "ef": "vanilla"}):
+        saved = None
+        for inner_group in layouts:
+            net, optimizer, ddp, state = wrapped(params, inner_group=inner_group)
+            if saved is not None:
+                state.load_state_dict(saved)
+                for what in ("worker.residual", "worker.momentum", "aggregator.residual"):
+                    before, after = totals(saved, what), totals(of_all(state), what)
+                    assert before.keys() == after.keys()
+                    for name, total in before.items():
+                        assert torch.allclose(total, after[name], atol=1e-6), (params, what, name)
+                assert totals(saved, "worker.residual")["first.weight"].any()
+            assert_alike(train(net, optimizer, ddp, range(3)))
+            saved = of_all(state)
+            state.close()
+
+
+def of_all(state):
+    """Return the state_dicts of all workers."""
+    saved = [None] * dist.get_world_size()
+    dist.all_gather_object(saved, state.state_dict())
+    return saved
+
+
+def totals(saved, what):
+    """Return the sum of all workers' arrays of a kind, by parameter."""
+    sums = {}
+    for name, parameter in Net().named_parameters():
+        total = torch.zeros(parameter.numel(), dtype=torch.float64)
+        for worker in saved:
+            for key, array in worker["arrays"][name].items():
+                begin = int(key.rpartition(".")[2])
+                if key.startswith(what):
+                    total[begin : begin + array.numel()] += array
+                    sums[name] = total
+    return sums
+
+
+@on_workers(4)
+def test_a_checkpoint_goes_on_bit_for_bit_on_two_levels():
+    """A list of all state_dicts fits other chunks, too. A worker's own needs the same chunks."""
+    inner_group = own_group(CROSSED)
+    for params in (SIGNS, DITHERING):
+        net, optimizer, ddp, state = wrapped(params, inner_group=inner_group)
+        train(net, optimizer, ddp, range(3))
+        weights, momentum = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+        own, everybody = copy.deepcopy(state.state_dict()), of_all(state)
+        expected = train(net, optimizer, ddp, range(3, 6))
+        state.close()
+        for saved, most in ((own, None), (everybody, None), (everybody, 2000)):
+            with partition_bytes(most):
+                net, optimizer, ddp, state = wrapped(params, inner_group=inner_group)
+            net.load_state_dict(weights)
+            optimizer.load_state_dict(copy.deepcopy(momentum))
+            state.load_state_dict(saved)
+            if most is None:
+                assert torch.equal(train(net, optimizer, ddp, range(3, 6)), expected), params
+            else:
+                before, after = (totals(s, "worker.residual") for s in (saved, of_all(state)))
+                assert all(torch.equal(before[name], after[name]) for name in before)
+                said = "pass the list of the state_dicts of all workers that saved"
+                raised(ValueError, said, partial(state.load_state_dict, own))
+            state.close()
+    state = bps.CompressionState(Net().named_parameters(), SIGNS)
+    said = "the machines is [[0, 2], [1, 3]] there, but None here"
+    raised(ValueError, said, lambda: state.load_state_dict(own))
+    state.close()
+
+
+@contextmanager
+def partition_bytes(most):
+    """Return a context with another BYTEPS_PARTITION_BYTES, unless it is None."""
+    if most is not None:
+        os.environ["BYTEPS_PARTITION_BYTES"] = str(most)
+    yield
+    os.environ.pop("BYTEPS_PARTITION_BYTES", None)
 
 
 @on_workers(4)
