@@ -33,6 +33,7 @@ class ExchangedChunk:
     aggregator: Optional[Coder] = None  # the owner's, if this worker is the owner and aggregates
     inside: Optional[Inside] = None  # if each machine sums the chunk before it is exchanged
     on_gpu: bool = False  # whether its payloads or values travel from GPU to GPU
+    senders: int = 1  # the number of payloads that travel together
 
     def __post_init__(self) -> None:
         (self.piece,) = self.plan.slices
@@ -50,9 +51,9 @@ class ExchangedChunk:
 
     @property
     def wire_size(self) -> WireSize:
-        """The size of its payload or values in a message."""
+        """The size of its payloads or values in a message."""
         if self.coder is None or self.coder.has_fixed_length:
-            return WireSize(self.num_bytes)
+            return WireSize(self.num_bytes * self.senders)
         return WireSize(self.num_bytes, self.coder.codec.used)
 
     @property
@@ -66,12 +67,12 @@ class Inside(NamedTuple):
 
     local: int  # the local rank of the workers that exchange the machines' sums
     to_owner: ExchangedChunk  # each worker's values, or their payloads, on the way to that worker
-    to_all: ExchangedChunk  # the sum over all machines, on the way back
+    to_all: ExchangedChunk  # the sum over all machines, or what decodes to it, on the way back
 
     @property
     def forwards(self) -> bool:
-        """Whether the way back has the bytes that the chunk's owner has sent to the machines.
+        """Whether the bytes that come from other machines are sent on as they are.
 
-        Otherwise it has values.
+        Otherwise that worker decodes them, and sends values.
         """
         return self.to_all.coder is not None or self.to_all.plan.params is None

@@ -254,7 +254,7 @@ class Lane:
             node = machines.number
             owner, local = divmod(owner, machines.local_size)
             inside = self._inside(tensor, chunk, local, may_stay_on_gpu)
-            on_gpu = inside.to_owner.on_gpu and inside.to_all.coder is not None
+            on_gpu = inside.to_all.on_gpu and inside.to_all.coder is not None and chunk.aggregated
             device = tensor.device if inside.to_owner.on_gpu else arrays.host
             mine = local == machines.local_rank
         if chunk.params is not None and mine:
@@ -289,21 +289,24 @@ class Lane:
             start = self.exchange.streams.start(own_plan, node, *place)
             inner = arrays.coder(device, params.inner, *size, start)
             stays_on_gpu = stays_on_gpu and inner.has_fixed_length
-        if chunk.aggregated:
+        if chunk.aggregated or chunk.gathered:
             decoder = arrays.coder(device, params.aggregators, *size, decodes_only=True)
-            if stays_on_gpu and not (
-                decoder.has_fixed_length and arrays.keeps_payloads(device, params.compressor)
-            ):
+            varies = not decoder.has_fixed_length and (stays_on_gpu or chunk.gathered)
+            if varies or (stays_on_gpu and not arrays.keeps_payloads(device, params.compressor)):
                 decoder = None
         values = tensor._replace(wire=tensor.working)
         to_owner = values.exchanged(own_plan, local, arrays, device, inner, on_gpu=stays_on_gpu)
         answer = tensor if decoder is not None or params is None else values
-        to_all = answer.exchanged(chunk, local, arrays, device, decoder, on_gpu=stays_on_gpu)
+        senders = self.exchange.machines.count if chunk.gathered and decoder is not None else 1
+        to_all = answer.exchanged(
+            chunk, local, arrays, device, decoder, on_gpu=stays_on_gpu, senders=senders
+        )
         return Inside(local, to_owner, to_all)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, for compressors with a warm-up. No job may be under way."""
-        for chunk in self.chunks:
+        inside = [chunk.inside.to_all for chunk in self.chunks if chunk.inside is not None]
+        for chunk in (*self.chunks, *inside):
             if chunk.coder is not None:
                 chunk.coder.set_epoch(epoch)
         self.close()
@@ -357,7 +360,8 @@ class Lane:
     def take_back(self, names: Iterable[str]) -> None:
         """Undo the last exchange of these tensors, see `Coder.turn`. No job may be under way."""
         for chunk in itertools.chain.from_iterable(self._of_tensor[name] for name in names):
-            for coder in (chunk.coder, chunk.aggregator):
+            inner = chunk.inside.to_owner.coder if chunk.inside is not None else None
+            for coder in (chunk.coder, chunk.aggregator, inner):
                 if coder is not None:
                     coder.take_back()
 

@@ -6,7 +6,7 @@ share of the chunks. For its share, it
 
 - sums the values of all workers on its machine,
 - exchanges the sum with its peers, which are the workers with the same share on other machines,
-- and forwards the owners' answers to all workers on its machine, which decode them.
+- and sends what it has received from them to all workers on its machine, which decode it.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class MachineTransfer(Stages):
         self._answer = HeadedChunks(answered[local_rank], rooms, answer_of)
         self._answers = [HeadedChunks(share, rows, answers_of) for share in answered]
 
-        # The sums are in the rooms of the way back, unless the answers of owners are forwarded.
+        # Sums that this worker decodes itself are in the rooms of the way back.
         device = chunks[0].device
         on_gpu = chunks[0].inside.to_owner.on_gpu
         forward = {c: answer_of[c.inside.to_all] for c in mine if c.inside.forwards}
@@ -202,7 +202,8 @@ class MachineTransfer(Stages):
         of_all_shares = [chunk for share in sent for chunk in share]
         self._adding = codings(of_all_shares, Buffers(rooms_of, rows_of, added, decoded), arrays)
         self._delivered = [chunk for share in answered for chunk in share]
-        self._delivering = codings(self._delivered, Buffers({}, {}, {}, answers_of), arrays)
+        answers = {c: rows.reshape(c.senders, -1) for c, rows in answers_of.items()}
+        self._delivering = codings(self._delivered, Buffers({}, {}, {}, answers), arrays)
         self._between, self.meter = None, Meter()
         if mine:
             self._between = Transfer(mine, across, forward)

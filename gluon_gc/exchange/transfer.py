@@ -92,8 +92,8 @@ class Link(NamedTuple):
 class Transfer(Stages):
     """Chunks that travel together, in a collective to their owners and one to all workers.
 
-    `forward` has the rooms, as arrays of bytes, for the owners' answers that others decode. They
-    are on the device of the sums.
+    `forward` has the rooms, as arrays of bytes, for answers and gathered payloads that this worker
+    does not decode. They are on the device of the sums.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Transfer(Stages):
             self._received = HeadedChunks(owned[rank], rows, received, senders, headed=True)
         view = self._arrays.view
         self._forwarded = [
-            (view(answers.pop(chunk)[0], "uint8"), view(room, "uint8"))
+            (view(answers.pop(chunk).reshape(-1), "uint8"), view(room, "uint8"))
             for chunk, room in forward.items()
         ]
         buffers = Buffers(sent, received, answer, answers)
