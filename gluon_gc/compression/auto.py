@@ -6,6 +6,7 @@ cost it much more accuracy than SGD (docs/benchmarks/convergence.md).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict, Tuple
 
 from .params import CompressionParams, parse
@@ -34,8 +35,8 @@ _FOR_ADAM = {**_ALLOWED, "aggressive": (PLAIN, FP16, "bytegrad", "blockwise")}
 def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
     """The candidates for a tensor with these params, by name, the most accurate first.
 
-    Each candidate with a compressor gets the error feedback, its decay and the momentum of
-    `params`.
+    Each candidate with a compressor gets the error feedback, its decay, the momentum and the inner
+    compressor of `params`.
     """
     allowed = _FOR_ADAM if params.for_adam else _ALLOWED
     return {name: _filled(_CANDIDATES[name], params) for name in allowed[params.accuracy]}
@@ -44,5 +45,7 @@ def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
 def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:
     momentum = None if params.mu is None else "nesterov"
     compressed = {"ef": params.ef, "ef_decay": params.ef_decay, "momentum": momentum}
-    more = compressed if "compressor" in candidate else {}
-    return parse({**candidate, **more, "hierarchical": params.hierarchical}, params.mu)
+    if "compressor" not in candidate:
+        return parse({**candidate, "hierarchical": params.hierarchical})
+    filled = parse({**candidate, **compressed, "hierarchical": params.hierarchical}, params.mu)
+    return replace(filled, inner=params.inner)

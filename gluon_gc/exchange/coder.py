@@ -198,7 +198,9 @@ class StreamStarts:
 
     def draw(self, chunks: Iterable[Chunk]) -> None:
         """Get rank 0's random bytes if a chunk is the first to need them. All workers call this."""
-        compressors = {chunk.params.compressor for chunk in chunks if chunk.params is not None}
+        several = [chunk.params for chunk in chunks if chunk.params is not None]
+        several += [params.inner for params in several if params.inner is not None]
+        compressors = {params.compressor for params in several}
         if not self._entropy and any(c.traits.draws and c.seed is None for c in compressors):
             self._entropy = self._of_root(os.urandom(_ENTROPY_BYTES))
 

@@ -23,6 +23,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 import numpy as np
 
 from .. import env
+from ..log import warn_once
 from . import header, plan
 from .agreement import Facts, agree
 from .allreduce import LARGE_BYTES, sums_in_place
@@ -190,6 +191,11 @@ class Lane:
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         plans = [tensor.plan for tensor in tensors]
         plan.warn_if_uncompressed(plans, minimum)
+        if any(t.plan.params.inner is not None and self._machines(t) is None for t in tensors):
+            warn_once(
+                "compression_params['inner'] has no effect: there are no machines with several "
+                "workers that sum their gradients before they exchange them"
+            )
         on_gpu = {t.plan.name for t in tensors if self._stays_on_gpu(t)}
         engines = [
             (f"tensor '{tensor.name}'", {"over_nccl": tensor.name in on_gpu}) for tensor in plans

@@ -26,7 +26,14 @@ from tests.torch.common import (
 from tests.torch.workers import on_workers
 
 PAIRS, CROSSED = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
-SEVERAL = (*SETTINGS, {"fp16": True}, {**TOPK, "exchange": "gather"})
+INNER = {"compressor": "blockwise", "bits": 8, "stochastic": True}
+SEVERAL = (
+    *SETTINGS,
+    {"fp16": True},
+    {**TOPK, "exchange": "gather"},
+    {**SIGNS, "inner": {**INNER, "seed": 3}},
+    {**TOPK, "inner": {"compressor": "dithering", "k": 64, "seed": 3}},
+)
 
 
 def own_group(groups):
@@ -137,7 +144,7 @@ def totals(saved, what):
 def test_a_checkpoint_goes_on_bit_for_bit_on_two_levels():
     """A list of all state_dicts fits other chunks, too. A worker's own needs the same chunks."""
     inner_group = own_group(CROSSED)
-    for params in (SIGNS, DITHERING):
+    for params in (SIGNS, DITHERING, {**SIGNS, "inner": INNER}):
         net, optimizer, ddp, state = wrapped(params, inner_group=inner_group)
         train(net, optimizer, ddp, range(3))
         weights, momentum = copy.deepcopy((net.state_dict(), optimizer.state_dict()))

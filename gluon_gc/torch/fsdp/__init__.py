@@ -88,7 +88,7 @@ def compress_reduce_scatter(
         on_nonfinite = "propagate"
     parameters, frozen, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides).params
-    require_optimizer((p.require_chosen() for p in params.values()), None)
+    require_optimizer((p.require_chosen().require_no_inner() for p in params.values()), None)
     if residual_bits not in (8, 32):
         raise ValueError(f"residual_bits must be 8 or 32, got {residual_bits!r}")
     parts, scratch = list(_parts(model, parameters)), None
@@ -174,7 +174,7 @@ def compress_all_gather(
     parameters = {**trained, **frozen}
     params = chosen_params(parameters, compression_params, overrides).params
     for parameter_params in params.values():
-        _require_for_parameters(parameter_params.require_chosen(), differences)
+        _require_for_parameters(parameter_params.require_chosen().require_no_inner(), differences)
     units, exchanges = [], Exchanges()
     for part in _parts(model, parameters):
         part.require_one_mesh()

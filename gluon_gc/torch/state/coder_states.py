@@ -3,7 +3,8 @@
     {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}
 
 NAME is the name of a parameter or another exchanged tensor. The rest are the fields of a
-`gluon_gc.state.Key`; the node is "worker", or "aggregator" for the chunks that this worker owns.
+`gluon_gc.state.Key`; the node is "worker", "aggregator" for the chunks that this worker owns, or
+"inner" for its payloads inside a machine.
 Random streams are saved as int64, because PyTorch has few functions for uint64.
 """
 
@@ -41,13 +42,18 @@ Tensors = Dict[str, Dict[str, torch.Tensor]]
 """The keys are NAME, and then NODE.KIND.BEGIN."""
 
 
+INNER = "inner"
+
+
 def coders(exchanged: Iterable[ExchangedChunk]) -> Iterator[Tuple[str, Slice, Coder]]:
-    """Yield this worker's coders, and its aggregators of the chunks that it owns."""
+    """Yield this worker's coders, with their nodes; see above."""
     for chunk in exchanged:
         if chunk.coder is not None:
             yield "worker", chunk.piece, chunk.coder
         if chunk.aggregator is not None:
             yield "aggregator", chunk.piece, chunk.aggregator
+        if chunk.inside is not None and chunk.inside.to_owner.coder is not None:
+            yield INNER, chunk.piece, chunk.inside.to_owner.coder
 
 
 def packed(exchanged: Iterable[ExchangedChunk], undone: Collection[str] = ()) -> Tensors:
@@ -141,7 +147,7 @@ class Senders(NamedTuple):
             {
                 key: array
                 for key, array in division.joined([arrays[rank] for rank in group]).items()
-                if key.tensor in self.names
+                if key.tensor in self.names and key.node != INNER
             }
             for group in self.groups
         ]
@@ -183,7 +189,10 @@ class Saved(NamedTuple):
                 _check_arrays(arrays, layout, of_names, strict)
 
     def of_this_worker(self, lane: Lane, params: Mapping[str, CompressionParams]) -> Arrays:
-        """Return the arrays with which this worker continues. All workers call this."""
+        """Return the arrays with which this worker continues. All workers call this.
+
+        If other workers saved, the random streams inside machines start anew.
+        """
         exchange = lane.exchange
         if not self.several:
             not_owned = _not_owned(lane, self.arrays[0])
@@ -191,6 +200,9 @@ class Saved(NamedTuple):
             return division.arrays_of_worker(self.arrays, 0, aggregating=others)
         machines = exchange.machines and exchange.machines.groups
         continued: Arrays = {}
+        if len(self.arrays) == exchange.workers:
+            own = self.arrays[exchange.rank].items()
+            continued.update((key, array) for key, array in own if key.node == INNER)
         for before, now in zip(
             Senders.of(params, self.machines, len(self.arrays)),
             Senders.of(params, machines, exchange.workers),

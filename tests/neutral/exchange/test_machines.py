@@ -6,17 +6,22 @@ import numpy as np
 import pytest
 
 from gluon_gc.exchange.machines import Stated, groups_of
+from gluon_gc.log import warn_once
+from tests import replay
 from tests.neutral.exchange.test_exchange import (
+    CHUNK,
     DGC,
     ONEBIT,
     PARAMS,
     STEPS,
     Lane,
+    N,
     Replay,
     assert_bits,
     average_with_unused,
     contributors,
     each_compression,
+    parsed,
     partition,
     scaled,
     tensor,
@@ -50,6 +55,70 @@ def test_averages_have_the_bits_of_the_replay(groups, params):
     found = [contributors(networks, phase) for networks in levels for phase in (0, 1)]
     size, workers = len(groups[0]), 2 * len(groups[0])
     assert found == [{1}, {workers}, *([set(), {size}] if gathered else [{size}, {workers}])]
+
+
+INNER = {
+    "bits 8": {"compressor": "blockwise", "bits": 8, "seed": 3},
+    "at random": {"compressor": "blockwise", "bits": 4, "stochastic": True, "seed": 11},
+    "dithering": {"compressor": "dithering", "k": 4, "seed": 5},
+}
+
+
+class InnerReplay:
+    """A worker's payloads inside its machine. Machines have the numbers below `machines`."""
+
+    def __init__(self, params, machines, rank):
+        inner = parsed({**params, "exchange": "gather"})
+        self._parts = replay.chunks(N, CHUNK)
+        self._nodes = [
+            replay.tests_of(inner.compressor.name).Replay(
+                inner.options(),
+                part.stop - part.start,
+                np.float32,
+                replay.start_of(inner, part.stop - part.start, 0, machines + rank),
+            )
+            for part in self._parts
+        ]
+
+    def step(self, gradient):
+        """Return the decoded gradient."""
+        pairs = zip(self._nodes, self._parts)
+        return np.concatenate([node.step(gradient[part])[1] for node, part in pairs])
+
+
+@pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
+@pytest.mark.parametrize("name", ["onebit", "randomk", "dgc", "gather"])
+def test_inner_payloads_have_the_bits_of_the_replay(inner, name):
+    params = {**PARAMS[name], "inner": inner}
+    results = TwoLevels(TRIPLES).run(
+        lambda exchange: average_with_unused(Lane(exchange, tensor(params=params)))
+    )
+    workers = [InnerReplay(inner, 2, rank) for rank in range(6)]
+    expected = Replay(2, PARAMS[name])
+    for step in STEPS:
+        decoded = [worker.step(g) for worker, g in zip(workers, scaled(6, step))]
+        sums = [decoded[a] + decoded[b] + decoded[c] for a, b, c in TRIPLES]
+        assert_bits(results, step, expected.step(sums))
+
+
+def test_an_exchange_that_is_taken_back_draws_the_same_inner_numbers_again():
+    params = {**ONEBIT, "inner": INNER["at random"]}
+
+    def work(exchange):
+        lane = Lane(exchange, tensor(params=params))
+        first = lane.average(0, continues=())
+        lane.lane.take_back(["w"])
+        return first, lane.average(0, continues=())
+
+    for first, again in TwoLevels(PAIRS).run(work):
+        np.testing.assert_array_equal(first["w"], again["w"])
+
+
+def test_inner_payloads_without_machines_are_a_warning(logged):
+    warn_once.cache_clear()
+    params = {**ONEBIT, "inner": INNER["bits 8"]}
+    run(lambda exchange: Lane(exchange, tensor(params=params)).average(0), Network(range(2)))
+    assert "compression_params['inner'] has no effect: there are no machines" in logged.text
 
 
 @each_compression
