@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Callable, Dict, List, Sequence
+from dataclasses import replace
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -11,10 +12,13 @@ from torch.futures import Future
 
 from ..auto import probe, selection
 from ..auto.algorithm import AutomaticAlgorithm, Decision
-from ..auto.choice import Topology
+from ..auto.choice import Link, Measured, Topology
+from ..compression import CompressionParams
+from ..compression.auto import INNER, inner_params
 from ..exchange.exchange import DeclaredTensor, Exchange
 from ..exchange.job import Request
 from ..exchange.plan import Tensor
+from ..exchange.transport import Members
 from .transport import Groups, gpu, new_exchange
 from .transport.staging import Staged, resolving, wire_of
 
@@ -44,11 +48,30 @@ def decided(
 
 
 class _Workers(probe.Workers):
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange, self._lane = exchange, exchange.lane()
-        machines = exchange.workers if exchange.machines is None else exchange.machines.count
-        self.topology = Topology(machines, servers=0) if machines > 1 else None
+    """The workers of an exchange. `level`: they sum values only on one level of two."""
+
+    def __init__(self, exchange: Exchange, level: Optional[Exchange] = None) -> None:
+        self._exchange, self._lane = exchange, (level or exchange).lane()
+        count, local_size = exchange.workers, 1
+        if exchange.machines is not None:
+            count, local_size = exchange.machines.count, exchange.machines.local_size
+        self.topology = Topology(count, 0, local_size) if count > 1 else None
         self.logs = exchange.rank == 0
+
+    def measured(self, compressors: Mapping[str, CompressionParams]) -> Measured:
+        machines = self._exchange.machines
+        if machines is None:
+            return super().measured(compressors)
+        topology = self.topology
+        between = self._link(machines.across, replace(topology, local_size=1))
+        inside = self._link(machines.inside, topology.inside)
+        kernels = probe.speeds(self, {**compressors, INNER: inner_params()})
+        return Measured(between, kernels, inside)
+
+    def _link(self, members: Members, topology: Topology) -> Link:
+        """Return the link between members. All groups of members measure at the same time."""
+        with closing(Exchange(members, self._exchange.arrays)) as level:
+            return probe.link(_Workers(self._exchange, level), topology)
 
     def join(self, about: str) -> None:
         self._exchange.agree([("", {"probe": about})])

@@ -4,11 +4,16 @@ import copy
 import os
 from contextlib import contextmanager
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 import gluon_gc.torch as bps
+from gluon_gc.auto.choice import Link, Measured, TrafficCost
+from gluon_gc.auto.speed import Speed
+from gluon_gc.compression.auto import inner_params
+from gluon_gc.torch import automatic
 from gluon_gc.torch.transport.gpu_calls import GpuCoder
 from tests.torch import emulated
 from tests.torch.common import (
@@ -19,6 +24,7 @@ from tests.torch.common import (
     TOPK,
     Net,
     assert_alike,
+    logged,
     raised,
     train,
     wrapped,
@@ -178,6 +184,41 @@ def partition_bytes(most):
         os.environ["BYTEPS_PARTITION_BYTES"] = str(most)
     yield
     os.environ.pop("BYTEPS_PARTITION_BYTES", None)
+
+
+@on_workers(4)
+def test_auto_measures_both_levels():
+    params = {"compressor": "auto", "accuracy": "aggressive"}
+    with logged() as lines:
+        net, optimizer, ddp, state = wrapped(params, inner_group=own_group(PAIRS))
+    if dist.get_rank() == 0:
+        (line,) = [line for line in lines if line.startswith("auto, ")]
+        assert "Mbit/s inside a machine" in line
+    assert_alike(train(net, optimizer, ddp, range(2)))
+    state.close()
+
+
+@on_workers(4)
+def test_a_choice_of_the_inner_compressor_is_kept_in_checkpoints():
+    """The links are so slow that all gradients are compressed on both levels."""
+    cost, fast = TrafficCost(0.0, 1e6), Speed(0.0, 0.0, 0.0)
+    link = Link(cost, cost, cost)
+    params, inner_group = {"compressor": "auto", "accuracy": "aggressive"}, own_group(PAIRS)
+
+    def measured(workers, compressors):
+        return Measured(link, dict.fromkeys([*compressors, "inner"], fast), link)
+
+    with mock.patch.object(automatic._Workers, "measured", measured):
+        net, optimizer, ddp, state = wrapped(params, inner_group=inner_group)
+    inner = {own.inner for own in state.params.values() if own.compressor is not None}
+    assert inner == {inner_params()}
+    assert_alike(train(net, optimizer, ddp, range(2)))
+    saved = state.state_dict()
+    state.close()
+    _, _, _, other = wrapped(params, inner_group=inner_group)
+    other.load_state_dict(saved)
+    assert other.params == state.params
+    other.close()
 
 
 @on_workers(4)

@@ -70,7 +70,7 @@ class GradientCompression:
         """Create the exchange, or a new one after the first was closed."""
         self.params: Dict[str, CompressionParams] = dict(self.requested)
         for name, choice in self.choices.items():
-            self.params[name] = candidates(self.requested[name])[choice]
+            self.params[name] = candidates(self.requested[name], inner=True)[choice]
         tensors = self._declared(self.params)
         self.exchange = new_exchange(*self._groups)
         self.lane = self.exchange.lane()
