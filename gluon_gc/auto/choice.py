@@ -221,13 +221,13 @@ def _inside(
 
     They travel to the workers that exchange their sum, and the answer of other machines back.
     """
-    link, one_way = measured.inner, topology.inside.passes / 2
+    link, half_passes = measured.inner, topology.inside.passes / 2
     back = link.float32 if params.compressor is None else link.payload
-    seconds = answer_bytes * one_way / back.rate
+    seconds = answer_bytes * half_passes / back.rate
     if params.inner is None:
-        return seconds + 4 * words * one_way / link.float32.rate
+        return seconds + 4 * words * half_passes / link.float32.rate
     speed = measured.kernels[INNER]
-    return seconds + words * (one_way / link.payload.rate + speed.compress + speed.add)
+    return seconds + words * (half_passes / link.payload.rate + speed.compress + speed.add)
 
 
 def fastest(costs: Mapping[str, float]) -> str:

@@ -291,8 +291,8 @@ class Lane:
         if params is not None and params.inner is not None:
             own_plan = replace(chunk, params=params.inner)
             node = self.exchange.machines.count + self.exchange.rank  # of no machine
-            place = tensor.plan.index, chunk.slices[0].begin
-            start = self.exchange.streams.start(own_plan, node, *place)
+            index, begin = tensor.plan.index, chunk.slices[0].begin
+            start = self.exchange.streams.start(own_plan, node, index, begin)
             inner = arrays.coder(device, params.inner, *size, start)
             stays_on_gpu = stays_on_gpu and inner.has_fixed_length
         if chunk.aggregated or chunk.gathered:
