@@ -5,8 +5,9 @@ them. The exchange of one gradient takes
 
     compress + messages * time a message + bytes / rate of the busiest link + aggregate + decompress
 
-seconds. Exchanges overlap with backward, but not with each other. The choice minimises the time
-from the end of backward to the end of the last exchange.
+seconds. If the workers of a machine sum first, they share this, and the time for the link inside
+the machine is added. Exchanges overlap with backward, but not with each other. The choice minimises
+the time from the end of backward to the end of the last exchange.
 
 References
 ----------
@@ -22,7 +23,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 
 from ..compression import CompressionParams, candidates
-from ..compression.auto import PLAIN
+from ..compression.auto import INNER, PLAIN, outer_name
 from ..exchange import plan
 from ..exchange.plan import Tensor
 from .speed import Speed
@@ -93,6 +94,9 @@ class Link(NamedTuple):
 class Topology:
     machines: int  # the number of workers, if each worker sends its own gradients
     servers: int  # 0 if each machine aggregates a share of the gradients
+    local_size: int = 1
+    """The number of workers on each machine that sum gradients on a link of their own, and then
+    share the exchange between machines."""
 
     @property
     def passes(self) -> float:
@@ -105,16 +109,22 @@ class Topology:
     def aggregators(self) -> int:
         return self.servers or self.machines
 
+    @property
+    def inside(self) -> Topology:
+        """The workers of a machine, as an exchange of their own."""
+        return Topology(self.local_size, servers=0)
+
     def compressing(self, speed: Speed) -> float:
         """Seconds to compress, aggregate and decompress one element of float32."""
         aggregated = (self.machines * speed.add + speed.compress) / self.aggregators
-        return speed.compress + aggregated + speed.decompress
+        return (speed.compress + aggregated) / self.local_size + speed.decompress
 
 
 @dataclass(frozen=True)
 class Measured:
-    link: Link
+    link: Link  # between machines
     kernels: Mapping[str, Speed]  # of each compressor, by the name of the candidate
+    inner: Optional[Link] = None  # inside a machine, if its workers sum their gradients first
 
 
 @dataclass(frozen=True)
@@ -149,7 +159,7 @@ def choose(
     costs: List[Dict[str, float]] = [
         {
             name: seconds_of(tensor, name, params, measured, topology, partition_bytes)
-            for name, params in candidates(tensor.params).items()
+            for name, params in candidates(tensor.params, topology.local_size > 1).items()
             if name == PLAIN or (tensor.floating and tensor.num_bytes >= min_compress_bytes)
         }
         for tensor in tensors
@@ -190,12 +200,34 @@ def seconds_of(
     cost = measured.link.payload if compressed else measured.link.float32
     if not compressed and chunks[0].dtype == "float16":
         cost = measured.link.float16
-    load = Load.of(chunks)
-    total = load.messages * cost.message + load.bytes * topology.passes / cost.rate
+    load, share = Load.of(chunks), 1 / topology.local_size if params.hierarchical else 1.0
+    total = share * (load.messages * cost.message + load.bytes * topology.passes / cost.rate)
+    words = np.dtype(plan.working_dtype(tensor.dtype)).itemsize / 4
     if compressed:
-        words = np.dtype(plan.working_dtype(tensor.dtype)).itemsize / 4
-        total += tensor.size * words * topology.compressing(measured.kernels[name])
+        total += tensor.size * words * topology.compressing(measured.kernels[outer_name(name)])
+    if measured.inner is not None and params.hierarchical:
+        total += _inside(tensor.size * words, load.bytes, params, measured, topology)
     return total
+
+
+def _inside(
+    words: float,
+    answer_bytes: int,
+    params: CompressionParams,
+    measured: Measured,
+    topology: Topology,
+) -> float:
+    """The predicted seconds inside a machine, for this number of float32 values.
+
+    They travel to the workers that exchange their sum, and the answer of other machines back.
+    """
+    link, half_passes = measured.inner, topology.inside.passes / 2
+    back = link.float32 if params.compressor is None else link.payload
+    seconds = answer_bytes * half_passes / back.rate
+    if params.inner is None:
+        return seconds + 4 * words * half_passes / link.float32.rate
+    speed = measured.kernels[INNER]
+    return seconds + words * (half_passes / link.payload.rate + speed.compress + speed.add)
 
 
 def fastest(costs: Mapping[str, float]) -> str:

@@ -10,7 +10,7 @@ from ..compression import CompressionParams, candidates
 from ..compression.auto import PLAIN
 from ..exchange.plan import Tensor
 from ..log import logger
-from .choice import Choice, Measured, choose
+from .choice import Choice, Measured, Topology, choose
 from .probe import Workers
 
 _NAMES_SHOWN = 3
@@ -30,7 +30,7 @@ def chosen(
     settings = (env.get(f"BYTEPS_{limit}_BYTES") for limit in ("PARTITION", "MIN_COMPRESS"))
     choice = choose(tensors, measured, workers.topology, *settings, ready)
     if workers.logs:
-        logger.warning("%s", _explained(tensors, choice, measured))
+        logger.warning("%s", _explained(tensors, choice, measured, workers.topology))
     return [choice.names[tensor.name] for tensor in tensors]
 
 
@@ -45,7 +45,7 @@ def saved_choices(
         key: name
         for key, params in requested.items()
         if params.accuracy is not None and key in saved
-        for name, candidate in candidates(params).items()
+        for name, candidate in candidates(params, inner=True).items()
         if is_saved_as(candidate, saved[key])
     }
 
@@ -73,7 +73,9 @@ def compressors_of(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
     }
 
 
-def _explained(tensors: Sequence[Tensor], choice: Choice, measured: Measured) -> str:
+def _explained(
+    tensors: Sequence[Tensor], choice: Choice, measured: Measured, topology: Topology
+) -> str:
     by_name: Dict[str, List[Tensor]] = {}
     for tensor in tensors:
         by_name.setdefault(choice.names[tensor.name], []).append(tensor)
@@ -83,8 +85,11 @@ def _explained(tensors: Sequence[Tensor], choice: Choice, measured: Measured) ->
         f"({_listed(group)})"
         for name, group in by_name.items()
     )
+    link = f"the link carries {topology.local_size * measured.link.bits / 1e6:,.0f} Mbit/s"
+    if measured.inner is not None:
+        link += f", and {measured.inner.bits / 1e6:,.0f} Mbit/s inside a machine"
     return (
-        f"auto, {accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; the exchange "
+        f"auto, {accuracy}: {link}; the exchange "
         f"of a step should end {choice.seconds:.3g} s after backward, without compression "
         f"{choice.plain_seconds:.3g} s: {listed}"
     )

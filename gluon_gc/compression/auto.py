@@ -6,6 +6,8 @@ cost it much more accuracy than SGD (docs/benchmarks/convergence.md).
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Dict, Tuple
 
 from .params import CompressionParams, parse
@@ -14,6 +16,9 @@ PLAIN = "none"
 """The name of the candidate that sends a tensor uncompressed."""
 FP16 = "fp16"
 """The name of the candidate that sends a tensor in float16."""
+INNER = "inner"
+"""The name of the inner compressor of candidates, in measurements."""
+_WITH_INNER = ", 8 bits inside machines"  # the end of a candidate's name
 _CANDIDATES: Dict[str, Dict[str, Any]] = {
     PLAIN: {},
     FP16: {"fp16": True},
@@ -31,18 +36,37 @@ _ALLOWED: Dict[str, Tuple[str, ...]] = {
 _FOR_ADAM = {**_ALLOWED, "aggressive": (PLAIN, FP16, "bytegrad", "blockwise")}
 
 
-def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
+def candidates(params: CompressionParams, inner: bool = False) -> Dict[str, CompressionParams]:
     """The candidates for a tensor with these params, by name, the most accurate first.
 
-    Each candidate with a compressor gets the error feedback, its decay and the momentum of
-    `params`.
+    Each candidate with a compressor gets the error feedback, its decay, the momentum and the inner
+    compressor of `params`. `inner`: whether there are such candidates with `inner_params`, too.
     """
     allowed = _FOR_ADAM if params.for_adam else _ALLOWED
-    return {name: _filled(_CANDIDATES[name], params) for name in allowed[params.accuracy]}
+    found: Dict[str, CompressionParams] = {}
+    for name in allowed[params.accuracy]:
+        found[name] = candidate = _filled(_CANDIDATES[name], params)
+        may_add = inner and params.hierarchical and params.inner is None
+        if may_add and candidate.compressor is not None:
+            found[name + _WITH_INNER] = replace(candidate, inner=inner_params())
+    return found
+
+
+@lru_cache(maxsize=None)
+def inner_params() -> CompressionParams:
+    """The params of the inner compressor that "auto" may add to a candidate."""
+    return parse({"compressor": "blockwise", "bits": 8, "exchange": "gather"})
+
+
+def outer_name(name: str) -> str:
+    """The name of the candidate without the inner compressor."""
+    return name[: -len(_WITH_INNER)] if name.endswith(_WITH_INNER) else name
 
 
 def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:
     momentum = None if params.mu is None else "nesterov"
     compressed = {"ef": params.ef, "ef_decay": params.ef_decay, "momentum": momentum}
-    more = compressed if "compressor" in candidate else {}
-    return parse({**candidate, **more, "hierarchical": params.hierarchical}, params.mu)
+    if "compressor" not in candidate:
+        return parse({**candidate, "hierarchical": params.hierarchical})
+    filled = parse({**candidate, **compressed, "hierarchical": params.hierarchical}, params.mu)
+    return replace(filled, inner=params.inner)

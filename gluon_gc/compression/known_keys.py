@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 import numpy as np
 
-from ..options import Option, nearest, one_of, real, switch
+from ..options import Option, listed, nearest, one_of, real, switch
 from .base import registry
 
 AUTO = "auto"
@@ -49,12 +49,28 @@ def common() -> Dict[str, Option]:
             f"worker gets and sums all payloads; default and only choice for {accumulating}. No "
             "effect with randomk",
         ),
+        "inner": Option(
+            (Mapping,),
+            lambda value: True,
+            "a dict with 'compressor' and its options",
+            "with PyTorch, compress the gradients that the workers of a machine sum first, without "
+            f"error feedback, on their way to that sum. For {listed(inner_compressors(), 'or')}",
+        ),
         "accuracy": one_of(
             ("exact", "safe", "aggressive"),
             "what 'auto' may choose. 'exact': no compression. 'safe' (default): also fp16 and "
             "bytegrad. 'aggressive': also onebit and topk, or with Adam blockwise",
         ),
     }
+
+
+def inner_compressors() -> List[str]:
+    """The compressors that keep no state, and whose payloads are decoded before they are summed."""
+    return [
+        name
+        for name, kind in registry.items()
+        if not (kind.traits.accumulates or kind.traits.summable)
+    ]
 
 
 def users_of(key: str) -> Dict[str, Option]:
@@ -81,7 +97,7 @@ def keys() -> Dict[str, Option]:
 
 _OF_MXNET = ("type", "threshold")  # keys of gluon.Trainer's compression_params
 _FOR_ALL = ("compressor", "fp16", "hierarchical")  # keys that need no compressor
-_FOR_AUTO = ("compressor", "accuracy", "ef", "ef_decay", "momentum", "hierarchical")
+_FOR_AUTO = ("compressor", "accuracy", "ef", "ef_decay", "momentum", "hierarchical", "inner")
 
 
 def is_for(key: str, name: Optional[str]) -> bool:

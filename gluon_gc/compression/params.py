@@ -10,8 +10,9 @@ import numpy as np
 
 from .. import kernels
 from ..log import logger, warn_once
+from ..options import listed, nearest
 from .base import Compressor, registry
-from .known_keys import AUTO, common, is_for, keys_that_are_on
+from .known_keys import AUTO, common, inner_compressors, is_for, keys_that_are_on
 
 _ADAMS = ("Adam", "AdamW")
 _SMALL = 0.01  # with Adam, topk must send this share of the elements
@@ -40,6 +41,9 @@ class CompressionParams:
     exchange : str
         "two_way": an aggregator sums the payloads and compresses the sum. "gather": every worker
         receives and sums all payloads.
+    inner : CompressionParams, optional
+        The compression of each worker's values inside a machine that sums them first. None: they
+        travel uncompressed.
     accuracy : str, optional
         The accuracy that "auto" must keep. None if the compressor is not "auto".
     for_adam : bool
@@ -54,6 +58,7 @@ class CompressionParams:
     nesterov: bool = True
     hierarchical: bool = True
     exchange: str = "two_way"
+    inner: Optional[CompressionParams] = None
     accuracy: Optional[str] = None
     for_adam: bool = False
 
@@ -87,14 +92,15 @@ class CompressionParams:
         """
         if self.compressor is None or self.compressor.traits.accumulates:
             return CompressionParams(fp16=self.fp16)
-        return replace(self, mu=None, hierarchical=False, exchange="gather")
+        return replace(self, mu=None, hierarchical=False, exchange="gather", inner=None)
 
     @property
     def on_gpu(self) -> CompressionParams:
         """The params for a gradient on a GPU, even if the CPU compresses it."""
         if self.compressor is None:
             return self
-        return replace(self, compressor=self.compressor.on_gpu())
+        inner = self.inner and self.inner.on_gpu
+        return replace(self, compressor=self.compressor.on_gpu(), inner=inner)
 
     def require_chosen(self) -> CompressionParams:
         """Return these params. Raise ValueError if the compressor is "auto", not yet chosen."""
@@ -113,6 +119,15 @@ class CompressionParams:
                 f"compression_params['ef'] '{self.ef}' needs the optimizer, whose learning rate it "
                 "follows: pass it, or use 'vanilla' for a plain Trainer, for fully_shard, or for a "
                 "single tensor"
+            )
+        return self
+
+    def require_no_inner(self) -> CompressionParams:
+        """Return these params. Raise ValueError if they compress inside machines."""
+        if self.inner is not None:
+            raise ValueError(
+                "compression_params['inner'] is for PyTorch's CompressionState, "
+                "DistributedOptimizer and push_pull only: leave it out"
             )
         return self
 
@@ -146,6 +161,9 @@ class CompressionParams:
             return described
         described.update(self.compressor.options(), compressor=self.compressor.name)
         described["exchange"] = self.exchange
+        if self.inner is not None:
+            compressor = self.inner.compressor
+            described["inner"] = {"compressor": compressor.name, **compressor.options()}
         if self.ef:
             described["ef"] = self.ef
         return described
@@ -230,6 +248,7 @@ def parse(
         (shared.get(key) or kind.keys()[key]).check(key, value)
     fp16, hierarchical = values.pop("fp16", False), values.pop("hierarchical", True)
     common_values = dict(fp16=bool(fp16), hierarchical=bool(hierarchical))
+    inner = _inner(values.pop("inner")) if "inner" in values else None
     if name is None:
         return CompressionParams(**common_values)
     has_momentum = values.pop("momentum", None) is not None
@@ -244,7 +263,7 @@ def parse(
         momentum, ef = (float(mu) if has_momentum else None), values.get("ef", "vanilla")
         feedback = dict(ef=ef, ef_decay=float(values.get("ef_decay", 1)))
         automatic = dict(accuracy=values.get("accuracy", "safe"), for_adam=is_adam(optimizer))
-        return CompressionParams(mu=momentum, **automatic, **feedback, **common_values)
+        return CompressionParams(mu=momentum, **automatic, **feedback, **common_values, inner=inner)
     accumulates = kind.traits.accumulates
     exchange = values.pop("exchange", "gather" if accumulates else "two_way")
     if accumulates and exchange != "gather":
@@ -267,11 +286,34 @@ def parse(
         **common_values,
         nesterov=has_momentum or nesterov or not accumulates,
         exchange=exchange,
+        inner=inner,
         compressor=_compressor(kind, values),
     )
 
 
-def _compressor(kind: Type[Compressor], values: Mapping[str, Any]) -> Compressor:
+def _inner(given: Mapping[str, Any]) -> CompressionParams:
+    """Check the value of the key "inner", and return its params."""
+    argument = "compression_params['inner']"
+    options = {key: value for key, value in given.items() if value is not None}
+    name = options.pop("compressor", None)
+    if name not in inner_compressors():
+        allowed = listed([f"'{other}'" for other in inner_compressors()], "or")
+        raise ValueError(f"{argument}['compressor'] must be {allowed}, got {name!r}")
+    known = registry[name].keys()
+    for key, value in options.items():
+        if key not in known:
+            raise ValueError(
+                f"{argument} has no key {key!r} for {name}; did you mean "
+                f"'{nearest(key, known)}'? The keys are compressor, {', '.join(known)}"
+            )
+        known[key].check(key, value, argument)
+    compressor = _compressor(registry[name], options, argument)
+    return CompressionParams(compressor, exchange="gather")
+
+
+def _compressor(
+    kind: Type[Compressor], values: Mapping[str, Any], argument: str = "compression_params"
+) -> Compressor:
     """Make a compressor, with NumPy scalars as Python numbers. KeyError if a key is missing."""
     options = {
         key: value.item() if isinstance(value, np.generic) else value
@@ -280,7 +322,7 @@ def _compressor(kind: Type[Compressor], values: Mapping[str, Any]) -> Compressor
     for field in fields(kind):
         if field.default is MISSING and field.name not in options:
             raise KeyError(
-                f"compression_params['{field.name}'] is missing; {kind.name} needs "
+                f"{argument}['{field.name}'] is missing; {kind.name} needs "
                 f"{kind.keys()[field.name].allowed}"
             )
     return kind(**options)

@@ -18,7 +18,7 @@ LARGE_BYTES = 512 * 1024  # of a chunk; for smaller ones, the latency of a ring 
 
 def sums_in_place(chunk: ExchangedChunk, arrays: Arrays) -> bool:
     """Return whether `Allreduce` sums a chunk. Other chunks share messages with neighbours."""
-    plain = chunk.kind == PLAIN and chunk.local is None and chunk.num_bytes >= LARGE_BYTES
+    plain = chunk.kind == PLAIN and chunk.inside is None and chunk.num_bytes >= LARGE_BYTES
     return plain and chunk.wire == chunk.working and arrays.in_host_memory(chunk.device)
 
 

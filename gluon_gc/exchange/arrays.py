@@ -13,8 +13,6 @@ from typing import (
     Sequence,
 )
 
-import numpy as np
-
 from .. import kernels
 from ..compression import CompressionParams
 from ..compression.base import Compressor
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from .coding import Buffers
     from .collectives import Collectives
     from .job import Job
+    from .transport import Members
 
 Array = Any
 """A front end's array, in host memory or on a GPU. A slice of it shares its memory."""
@@ -94,11 +93,20 @@ class Arrays(Protocol):
 
     host: Any
 
-    def memory(self, size: int) -> np.ndarray:
-        """Allocate zeros for messages: uint8, in host memory, which a GPU can copy fast."""
+    def memory(self, size: int, device: Any = None) -> Array:
+        """Allocate zeros for messages: uint8, in the memory of a GPU.
 
-    def view(self, room: np.ndarray, dtype: str) -> Array:
-        """View bytes as values, in the same memory."""
+        None: a NumPy array in host memory, which a GPU can copy fast.
+        """
+
+    def view(self, room: Array, dtype: str) -> Array:
+        """View bytes, as a NumPy array or in GPU memory, as values in the same memory."""
+
+    def address(self, values: Array) -> int:
+        """Return the memory address of values."""
+
+    def queue(self, device: Any) -> ContextManager[Optional[int]]:
+        """Return a context for work on arrays of a device; see `Values.queue`."""
 
     def itemsize(self, dtype: str) -> int:
         """Return the bytes of an element."""
@@ -116,13 +124,16 @@ class Arrays(Protocol):
         """Add the rows in their order, in at least float32, and round the sum to total's dtype."""
 
     def is_finite(self, values: Array) -> bool:
-        """Return whether values in host memory have no NaN and no infinity."""
+        """Return whether values have no NaN and no infinity."""
 
     def in_host_memory(self, device: Any) -> bool:
         """Return whether the CPU can read arrays of this device."""
 
-    def keeps_payloads(self, device: Any, compressor: Compressor) -> bool:
-        """Return whether payloads of a fixed length stay in the memory of this GPU."""
+    def keeps_payloads(self, device: Any, compressor: Optional[Compressor]) -> bool:
+        """Return whether payloads of a fixed length stay in the memory of this GPU.
+
+        None: whether values do.
+        """
 
     def coder(
         self,
@@ -131,11 +142,15 @@ class Arrays(Protocol):
         n: int,
         dtype: str,
         start: Optional[stream.State] = None,
+        decodes_only: bool = False,
     ) -> Coder:
         """Return a coder of values on a device; see `Coder`."""
 
     def calls(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> Calls:
         """Return the calls for chunks that one call of the library can compress."""
 
-    def device_collectives(self, device: Any) -> Collectives:
-        """Return the collectives of payloads that stay in the memory of GPUs."""
+    def device_collectives(self, device: Any, members: Members) -> Collectives:
+        """Return the collectives of payloads or values that stay in the memory of GPUs.
+
+        All members call this together.
+        """

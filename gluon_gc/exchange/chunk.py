@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional, Tuple
-
-import numpy as np
+from typing import Any, NamedTuple, Optional, Tuple
 
 from ..compression import CompressionParams
 from .coder import Coder
@@ -25,7 +23,7 @@ class ExchangedChunk:
     """
 
     plan: Chunk
-    owner: int  # the worker that sums the chunk; if `local` is given: the number of a machine
+    owner: int  # the worker that sums the chunk; if `inside` is given: the number of a machine
     wire: str  # the dtype of its values if they are sent uncompressed
     itemsize: int  # of that dtype, in bytes
     working: str  # the dtype of its values before and after the exchange
@@ -33,9 +31,9 @@ class ExchangedChunk:
     checked: bool  # whether uncompressed values are checked for NaNs and infinities
     coder: Optional[Coder] = None  # this worker's, if the chunk is compressed
     aggregator: Optional[Coder] = None  # the owner's, if this worker is the owner and aggregates
-    local: Optional[int] = None
-    """The local rank of the workers that exchange the chunk after each machine has summed it."""
-    on_gpu: bool = False  # whether its payloads stay in GPU memory
+    inside: Optional[Inside] = None  # if each machine sums the chunk before it is exchanged
+    on_gpu: bool = False  # whether its payloads or values travel from GPU to GPU
+    senders: int = 1  # the number of payloads that travel together
 
     def __post_init__(self) -> None:
         (self.piece,) = self.plan.slices
@@ -53,17 +51,28 @@ class ExchangedChunk:
 
     @property
     def wire_size(self) -> WireSize:
-        """The size of its payload or values in a message."""
+        """The size of its payloads or values in a message."""
         if self.coder is None or self.coder.has_fixed_length:
-            return WireSize(self.num_bytes)
+            return WireSize(self.num_bytes * self.senders)
         return WireSize(self.num_bytes, self.coder.codec.used)
-
-    @property
-    def values_bytes(self) -> int:
-        """The size of its values in their working dtype, in bytes."""
-        return self.plan.size * np.dtype(self.working).itemsize
 
     @property
     def coding(self) -> Tuple[str, Optional[CompressionParams], str, Any, bool]:
         """A key that is equal for the chunks that one call of the library can compress."""
         return self.kind, self.plan.params, self.plan.dtype, self.device, self.on_gpu
+
+
+class Inside(NamedTuple):
+    """How a chunk travels between the workers of a machine; see `MachineTransfer`."""
+
+    local: int  # the local rank of the workers that exchange the machines' sums
+    to_owner: ExchangedChunk  # each worker's values, or their payloads, on the way to that worker
+    to_all: ExchangedChunk  # the sum over all machines, or what decodes to it, on the way back
+
+    @property
+    def forwards(self) -> bool:
+        """Whether the bytes that come from other machines are sent on as they are.
+
+        Otherwise that worker decodes them, and sends values.
+        """
+        return self.to_all.coder is not None or self.to_all.plan.params is None

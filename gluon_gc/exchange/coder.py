@@ -23,13 +23,18 @@ class Coder:
 
     `start` is the start of the random stream; None if the compressor draws no random numbers.
     `device` is the GPU that compresses; None: the CPU. A call reads one copy of the state and
-    writes another, so that it can be taken back.
+    writes another, so that it can be taken back. `decodes_only`: the coder has no state.
     """
 
     device: Any = None
 
     def __init__(
-        self, params: CompressionParams, n: int, dtype: str, start: Optional[streams.State]
+        self,
+        params: CompressionParams,
+        n: int,
+        dtype: str,
+        start: Optional[streams.State] = None,
+        decodes_only: bool = False,
     ) -> None:
         self._params, self._n, self._dtype = params, n, dtype
         self._stream = streams.Stream(start)
@@ -38,7 +43,8 @@ class Coder:
         self._copies: List[Any] = []  # of the state; others than the current one are earlier states
         self._references: List[kernels.StateReference] = []  # to the copies
         self._has_foreign_memory = False
-        self._now = self._add_copy()
+        if not decodes_only:
+            self._now = self._add_copy()
         self._before: Optional[_Before] = None  # `take_back` returns there
         self._last: Optional[_Before] = None  # `take_back_last` returns there
 
@@ -215,7 +221,9 @@ class StreamStarts:
 
     def draw(self, chunks: Iterable[Chunk]) -> None:
         """Get rank 0's random bytes if a chunk is the first to need them. All workers call this."""
-        if not self.entropy and needs_entropy(chunk.params for chunk in chunks):
+        several = [chunk.params for chunk in chunks if chunk.params is not None]
+        several += [params.inner for params in several if params.inner is not None]
+        if not self.entropy and needs_entropy(several):
             self.entropy = self._of_root(new_entropy())
 
     def start(

@@ -5,6 +5,7 @@ One `Coding` handles all chunks that a single call of the library can compress.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
 
@@ -58,7 +59,7 @@ class PlainCoding(Coding):
     """Chunks that are sent uncompressed."""
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
-        self._arrays = arrays
+        self._arrays, self._on_gpu = arrays, chunks[0].on_gpu
         view = arrays.view
         self._sent = [(c, view(buffers.sent[c], c.wire)) for c in buffers.outgoing(chunks)]
         self._owned = [
@@ -75,8 +76,9 @@ class PlainCoding(Coding):
                 self._arrays.copy(values.of(chunk.piece), sent, job.scale)
 
     def answer(self, job: Job) -> None:
-        for received, answer in self._owned:
-            self._arrays.sum_rows(received, answer)
+        with job.request.values.queue() if self._on_gpu else nullcontext():
+            for received, answer in self._owned:
+                self._arrays.sum_rows(received, answer)
 
     def deliver(self, job: Job) -> List[str]:
         nonfinite, values = [], job.request.sums

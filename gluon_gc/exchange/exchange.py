@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from .. import env
+from ..log import warn_once
 from . import header, plan
 from .agreement import Facts, agree
 from .allreduce import LARGE_BYTES, sums_in_place
 from .arrays import Arrays
-from .chunk import ExchangedChunk
+from .chunk import ExchangedChunk, Inside
 from .coder import Coder, StreamStarts
 from .header import SAME, OutOfStepError, Stamp
 from .job import Done, Job, Request, Result, Task
@@ -50,6 +51,11 @@ class DeclaredTensor(NamedTuple):
     wire: str  # the dtype of its values if they are sent uncompressed
     device: Any
 
+    @property
+    def working(self) -> str:
+        """The dtype of its values before and after the exchange."""
+        return plan.working_dtype(self.plan.dtype) if self.plan.floating else "float64"
+
     def exchanged(
         self,
         chunk: Chunk,
@@ -61,13 +67,12 @@ class DeclaredTensor(NamedTuple):
         **more: Any,
     ) -> ExchangedChunk:
         """Return a chunk of this tensor with its owner and coders; see `ExchangedChunk`."""
-        floating = self.plan.floating
         return ExchangedChunk(
             chunk,
             owner,
             self.wire,
             arrays.itemsize(self.wire),
-            plan.working_dtype(self.plan.dtype) if floating else "float64",
+            self.working,
             device,
             self.plan.checked,
             coder,
@@ -186,14 +191,21 @@ class Lane:
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         plans = [tensor.plan for tensor in tensors]
         plan.warn_if_uncompressed(plans, minimum)
-        on_gpu = {t.plan.name for t in tensors if self._keeps_payloads(t)}
+        if any(t.plan.params.inner is not None and self._machines(t) is None for t in tensors):
+            warn_once(
+                "compression_params['inner'] has no effect: there are no machines with several "
+                "workers that sum their gradients before they exchange them"
+            )
+        on_gpu = {t.plan.name for t in tensors if self._stays_on_gpu(t)}
         engines = [
             (f"tensor '{tensor.name}'", {"over_nccl": tensor.name in on_gpu}) for tensor in plans
         ]
         self.exchange.agree([*about, *plan.facts(plans), *engines])
         cut = [(tensor, self._cut(tensor, minimum)) for tensor in tensors]
-        for device in {t.device for t in tensors if t.plan.name in on_gpu}:
-            self.exchange.arrays.device_collectives(device)  # all workers connect together
+        for tensor in tensors:
+            if tensor.plan.name in on_gpu:
+                for members in self._members(tensor):
+                    self.exchange.arrays.device_collectives(tensor.device, members)
         self.exchange.streams.draw([chunk for _, chunks in cut for chunk in chunks])
         self.exchange.know(plans)
         for tensor, chunks in cut:
@@ -204,13 +216,26 @@ class Lane:
             ]
             self.chunks += self._of_tensor[name]
 
-    def _keeps_payloads(self, tensor: DeclaredTensor) -> bool:
-        """Return whether a tensor's payloads stay in GPU memory, if their length is fixed."""
-        params = tensor.plan.params
-        sums_on_host = self.exchange.machines is not None and params.hierarchical
-        if params.compressor is None or sums_on_host:
-            return False
-        return self.exchange.arrays.keeps_payloads(tensor.device, params.compressor)
+    def _machines(self, tensor: DeclaredTensor) -> Optional[Machines]:
+        """Return the machines that sum a tensor before it is exchanged; None if they do not."""
+        return self.exchange.machines if tensor.plan.params.hierarchical else None
+
+    def _members(self, tensor: DeclaredTensor) -> Sequence[Members]:
+        """Return the groups of workers that exchange parts of a tensor."""
+        machines = self._machines(tensor)
+        return (self.exchange.members,) if machines is None else (machines.inside, machines.across)
+
+    def _stays_on_gpu(self, tensor: DeclaredTensor) -> bool:
+        """Return whether a tensor's payloads stay in GPU memory, if their length is fixed.
+
+        If machines sum it first: whether its values do, or the payloads of the inner compressor.
+        """
+        params, keeps_payloads = tensor.plan.params, self.exchange.arrays.keeps_payloads
+        if self._machines(tensor) is None:
+            compressor = params.compressor
+            return compressor is not None and keeps_payloads(tensor.device, compressor)
+        inner = params.inner
+        return keeps_payloads(tensor.device, inner.compressor if inner is not None else None)
 
     def _cut(self, tensor: DeclaredTensor, minimum: int) -> List[Chunk]:
         """Cut a tensor. An uncompressed one is cut into small chunks: owners share its bytes.
@@ -227,35 +252,67 @@ class Lane:
         self, tensor: DeclaredTensor, chunk: Chunk, may_stay_on_gpu: bool
     ) -> ExchangedChunk:
         """Return a chunk with its coders and its owner: the worker with the fewest bytes so far."""
-        arrays, machines = self.exchange.arrays, self.exchange.machines
+        arrays, machines = self.exchange.arrays, self._machines(tensor)
         owner = least = self._loads.index(min(self._loads))
-        node, mine, local, device = self.exchange.rank, True, None, tensor.device
-        if machines is not None and tensor.plan.params.hierarchical:
+        node, mine, inside, device = self.exchange.rank, True, None, tensor.device
+        coder, aggregator, on_gpu = None, None, False
+        if machines is not None:
             node = machines.number
             owner, local = divmod(owner, machines.local_size)
-            device = arrays.host  # a machine sums its workers' values there
+            inside = self._inside(tensor, chunk, local, may_stay_on_gpu)
+            on_gpu = inside.to_all.on_gpu and inside.to_all.coder is not None and chunk.aggregated
+            device = tensor.device if inside.to_owner.on_gpu else arrays.host
             mine = local == machines.local_rank
-        coder, aggregator, on_gpu = None, None, False
         if chunk.params is not None and mine:
             start, coder_of = self.exchange.streams.start, arrays.coder
             index, begin = tensor.plan.index, tensor.plan.offset + chunk.slices[0].begin
             size = chunk.size, chunk.dtype
             coder = coder_of(device, chunk.params, *size, start(chunk, node, index, begin))
-            on_gpu = may_stay_on_gpu and chunk.aggregated and coder.has_fixed_length
+            if inside is None:
+                on_gpu = may_stay_on_gpu and chunk.aggregated and coder.has_fixed_length
             if chunk.aggregated and owner == node:
                 params, start_of_sums = chunk.params.aggregators, start(chunk, None, index, begin)
                 where = device if on_gpu else arrays.host
                 aggregator = coder_of(where, params, *size, start_of_sums)
         exchanged = tensor.exchanged(
-            chunk, owner, arrays, device, coder, aggregator, local=local, on_gpu=on_gpu
+            chunk, owner, arrays, device, coder, aggregator, inside=inside, on_gpu=on_gpu
         )
         if not sums_in_place(exchanged, arrays):
             self._loads[least] += chunk.message_bytes
         return exchanged
 
+    def _inside(
+        self, tensor: DeclaredTensor, chunk: Chunk, local: int, stays_on_gpu: bool
+    ) -> Inside:
+        """Return how a chunk travels inside a machine. Workers with rank `local` exchange it."""
+        arrays, device = self.exchange.arrays, tensor.device
+        size, params = (chunk.size, chunk.dtype), chunk.params
+        inner, own_plan, decoder = None, replace(chunk, params=None), None
+        if params is not None and params.inner is not None:
+            own_plan = replace(chunk, params=params.inner)
+            node = self.exchange.machines.count + self.exchange.rank  # of no machine
+            index, begin = tensor.plan.index, chunk.slices[0].begin
+            start = self.exchange.streams.start(own_plan, node, index, begin)
+            inner = arrays.coder(device, params.inner, *size, start)
+            stays_on_gpu = stays_on_gpu and inner.has_fixed_length
+        if chunk.aggregated or chunk.gathered:
+            decoder = arrays.coder(device, params.aggregators, *size, decodes_only=True)
+            varies = not decoder.has_fixed_length and (stays_on_gpu or chunk.gathered)
+            if varies or (stays_on_gpu and not arrays.keeps_payloads(device, params.compressor)):
+                decoder = None
+        values = tensor._replace(wire=tensor.working)
+        to_owner = values.exchanged(own_plan, local, arrays, device, inner, on_gpu=stays_on_gpu)
+        answer = tensor if decoder is not None or params is None else values
+        senders = self.exchange.machines.count if chunk.gathered and decoder is not None else 1
+        to_all = answer.exchanged(
+            chunk, local, arrays, device, decoder, on_gpu=stays_on_gpu, senders=senders
+        )
+        return Inside(local, to_owner, to_all)
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, for compressors with a warm-up. No job may be under way."""
-        for chunk in self.chunks:
+        inside = [chunk.inside.to_all for chunk in self.chunks if chunk.inside is not None]
+        for chunk in (*self.chunks, *inside):
             if chunk.coder is not None:
                 chunk.coder.set_epoch(epoch)
         self.close()
@@ -273,7 +330,7 @@ class Lane:
         """
         for chunk in self._of_tensor[name]:
             exchange = self.exchange
-            senders = exchange.workers if chunk.local is None else exchange.machines.count
+            senders = exchange.workers if chunk.inside is None else exchange.machines.count
             if chunk.coder is not None and chunk.coder.codec.momentum:
                 chunk.coder.replace_momentum(values[chunk.piece.begin : chunk.piece.end] / senders)
 
@@ -309,7 +366,8 @@ class Lane:
     def take_back(self, names: Iterable[str]) -> None:
         """Undo the last exchange of these tensors, see `Coder.turn`. No job may be under way."""
         for chunk in itertools.chain.from_iterable(self._of_tensor[name] for name in names):
-            for coder in (chunk.coder, chunk.aggregator):
+            inner = chunk.inside.to_owner.coder if chunk.inside is not None else None
+            for coder in (chunk.coder, chunk.aggregator, inner):
                 if coder is not None:
                     coder.take_back()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import (
+    Any,
     Callable,
     Dict,
     Iterable,
     Iterator,
     List,
+    Mapping,
     NamedTuple,
     Protocol,
     Sequence,
@@ -87,9 +90,18 @@ class Link(NamedTuple):
 
 
 class Transfer(Stages):
-    """Chunks that travel together, in a collective to their owners and one to all workers."""
+    """Chunks that travel together, in a collective to their owners and one to all workers.
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], link: Link) -> None:
+    `forward` has the rooms, as arrays of bytes, for answers and gathered payloads that this worker
+    does not decode. They are on the device of the sums.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[ExchangedChunk],
+        link: Link,
+        forward: Mapping[ExchangedChunk, Any] = MappingProxyType({}),
+    ) -> None:
         members, self._arrays = link.members, link.arrays
         rank, ranks = members.rank, members.ranks
         gathered = [chunk for chunk in chunks if chunk.kind == GATHERED]
@@ -122,6 +134,11 @@ class Transfer(Stages):
             rows = iter(self._to_owners.rows)
             senders = [ranks[sender] for sender in self._to_owners.senders]
             self._received = HeadedChunks(owned[rank], rows, received, senders, headed=True)
+        view = self._arrays.view
+        self._forwarded = [
+            (view(answers.pop(chunk).reshape(-1), "uint8"), view(room, "uint8"))
+            for chunk, room in forward.items()
+        ]
         buffers = Buffers(sent, received, answer, answers)
         self._of_gathered = codings(gathered, buffers, self._arrays)
         self._of_others = codings(others, buffers, self._arrays)
@@ -176,6 +193,10 @@ class Transfer(Stages):
         with self.meter.timing("decompress_seconds"):
             for coding in (*self._of_gathered, *self._of_others):
                 task.nonfinite += coding.deliver(task.job)
+            if self._forwarded:
+                with task.job.request.sums.queue():
+                    for answer, room in self._forwarded:
+                        self._arrays.copy(answer, room)
             for found in read:
                 task.note(found.outcome)
                 if found.unused:

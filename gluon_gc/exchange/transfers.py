@@ -45,31 +45,36 @@ class Transfers:
     def __iter__(self) -> Iterator[Stages]:
         return itertools.chain.from_iterable(self._kept.values())
 
-    def link(self, identity: int, collectives: Optional[Collectives] = None) -> Link:
+    def link(self, identity: int) -> Link:
         """Return what a new transfer needs, given a checksum of its content."""
         tag = self._members.new_tag(identity)
-        return Link(self._members, self._arrays, collectives or self._on_host, tag)
+        return Link(self._members, self._arrays, self._on_host, tag)
 
     def made(self, chunks: Sequence[ExchangedChunk]) -> Iterator[Stages]:
         """Yield new transfers for chunks; the ones with the most stages come first."""
         in_place, others = [], []
         for chunk in chunks:
             (in_place if sums_in_place(chunk, self._arrays) else others).append(chunk)
-        for batch in _batches([chunk for chunk in others if chunk.local is not None]):
-            yield MachineTransfer(batch, self._machines, self._link_of(batch))
-        for batch in _batches([chunk for chunk in others if chunk.on_gpu]):
-            device = batch[0].device
-            yield Transfer(batch, self._link_of(batch, self._arrays.device_collectives(device)))
-        for batch in _batches([c for c in others if c.local is None and not c.on_gpu]):
-            yield Transfer(batch, self._link_of(batch))
+        for batch in _batches([chunk for chunk in others if chunk.inside is not None]):
+            link = self._link_of(batch)
+            inside = self._with(link, self._machines.inside, batch[0].inside.to_owner)
+            across = self._with(link, self._machines.across, batch[0])
+            yield MachineTransfer(batch, self._machines, inside, across)
+        for batch in _batches([chunk for chunk in others if chunk.inside is None]):
+            yield Transfer(batch, self._with(self._link_of(batch), self._members, batch[0]))
         for _, tensor_chunks in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
             batch = list(tensor_chunks)
             yield Allreduce(batch, self._link_of(batch))
 
-    def _link_of(
-        self, chunks: Sequence[ExchangedChunk], collectives: Optional[Collectives] = None
-    ) -> Link:
-        return self.link(header.identity(chunk.piece for chunk in chunks), collectives)
+    def _link_of(self, chunks: Sequence[ExchangedChunk]) -> Link:
+        return self.link(header.identity(chunk.piece for chunk in chunks))
+
+    def _with(self, link: Link, members: Members, chunk: ExchangedChunk) -> Link:
+        """Return a link between these members, through which chunks like this one travel."""
+        if not chunk.on_gpu:
+            return link._replace(members=members)
+        collectives = self._arrays.device_collectives(chunk.device, members)
+        return link._replace(members=members, collectives=collectives)
 
     def broken(self, error: BaseException) -> None:
         """Tell the other workers, if they would wait for messages that never come."""
@@ -89,4 +94,10 @@ def abandon(transfers: Iterable[Stages], outcome: Optional[Stamp]) -> None:
 
 
 def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
-    return batches(chunks, lambda chunk: chunk.plan.message_bytes, enough=_TRANSFER_BYTES)
+    """Group chunks that travel in the same way."""
+    return batches(
+        chunks,
+        lambda chunk: chunk.plan.message_bytes,
+        lambda chunk: (chunk.on_gpu, chunk.inside is not None and chunk.inside.to_owner.on_gpu),
+        enough=_TRANSFER_BYTES,
+    )

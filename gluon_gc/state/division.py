@@ -70,12 +70,15 @@ def _divided(key: Any, arrays: Sequence[Arrays], share: Share) -> np.ndarray:
 
 def aggregators(arrays: Sequence[Arrays]) -> Arrays:
     """The arrays of all aggregators. An array that several workers have saved counts once."""
-    joined: Arrays = {}
+    return {key: array for key, array in joined(arrays).items() if key.node == "aggregator"}
+
+
+def joined(arrays: Sequence[Arrays]) -> Arrays:
+    """The arrays of several workers that have chunks of the same node."""
+    together: Arrays = {}
     for worker_arrays in arrays:
         for key, array in worker_arrays.items():
-            if key.node != "aggregator":
-                continue
-            if key.what == STREAM and key in joined:  # workers have rows of different chunks
-                array = np.unique(np.concatenate([joined[key], array]), axis=0)
-            joined[key] = array
-    return joined
+            if key.what == STREAM and key in together:  # workers have rows of different chunks
+                array = np.unique(np.concatenate([together[key], array]), axis=0)
+            together[key] = array
+    return together

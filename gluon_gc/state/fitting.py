@@ -28,7 +28,7 @@ from .file import STREAM, Arrays, Layout, States
 
 _SAME = ("shape", "dtype")  # keys of a parameter that must be equal
 _REFUSED = "that it refuses"
-_OF_PAYLOADS = ("fixed_width",)  # options that affect neither residual nor momentum
+_OF_PAYLOADS = ("fixed_width", "inner")  # options that affect neither residual nor momentum
 
 Header = Mapping[str, Any]
 Prepared = TypeVar("Prepared")

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Callable, Dict, List, Optional, Sequence
+from dataclasses import replace
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.futures import Future
 
 from ..auto import probe, selection
 from ..auto.algorithm import AutomaticAlgorithm, Decision
-from ..auto.choice import Topology
+from ..auto.choice import Link, Measured, Topology
+from ..compression import CompressionParams
+from ..compression.auto import INNER, inner_params
 from ..exchange.exchange import DeclaredTensor, Exchange
 from ..exchange.job import Request
 from ..exchange.plan import Tensor
-from .transport import gpu, new_exchange
+from ..exchange.transport import Members
+from .transport import Groups, gpu, new_exchange
 from .transport.staging import Staged, resolving, wire_of
 
 
-def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dict[str, str]:
+def chosen(tensors: Sequence[Tensor], groups: Groups) -> Dict[str, str]:
     """Return the best compressor's name for each tensor, given in the order of backward.
 
-    All workers of the group call this.
+    All workers of the process group call this.
     """
-    with closing(new_exchange(group)) as exchange:
+    with closing(new_exchange(*groups)) as exchange:
         names = selection.chosen(tensors, _Workers(exchange))
         root_names = exchange.gather_objects(names)[0]
     return dict(zip((tensor.name for tensor in tensors), root_names))
@@ -35,21 +38,40 @@ def decided(
     automatic: AutomaticAlgorithm,
     tensors: Sequence[Tensor],
     shapes: Sequence[Sequence[int]],
-    group: Optional[dist.ProcessGroup],
+    groups: Groups,
 ) -> Decision:
-    """Return the decision for an algorithm. All workers of the group call this."""
-    with closing(new_exchange(group)) as exchange:
+    """Return the decision for an algorithm. All workers of the process group call this."""
+    with closing(new_exchange(*groups)) as exchange:
         workers = _Workers(exchange)
         (seconds,) = workers.slowest([automatic.seconds])
         return exchange.gather_objects(automatic.choose(tensors, shapes, workers, seconds))[0]
 
 
 class _Workers(probe.Workers):
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange, self._lane = exchange, exchange.lane()
-        machines = exchange.workers if exchange.machines is None else exchange.machines.count
-        self.topology = Topology(machines, servers=0) if machines > 1 else None
+    """The workers of an exchange. `level`: they sum values only on one level of two."""
+
+    def __init__(self, exchange: Exchange, level: Optional[Exchange] = None) -> None:
+        self._exchange, self._lane = exchange, (level or exchange).lane()
+        count, local_size = exchange.workers, 1
+        if exchange.machines is not None:
+            count, local_size = exchange.machines.count, exchange.machines.local_size
+        self.topology = Topology(count, 0, local_size) if count > 1 else None
         self.logs = exchange.rank == 0
+
+    def measured(self, compressors: Mapping[str, CompressionParams]) -> Measured:
+        machines = self._exchange.machines
+        if machines is None:
+            return super().measured(compressors)
+        topology = self.topology
+        between = self._link(machines.across, replace(topology, local_size=1))
+        inside = self._link(machines.inside, topology.inside)
+        kernels = probe.speeds(self, {**compressors, INNER: inner_params()})
+        return Measured(between, kernels, inside)
+
+    def _link(self, members: Members, topology: Topology) -> Link:
+        """Return the link between members. All groups of members measure at the same time."""
+        with closing(Exchange(members, self._exchange.arrays)) as level:
+            return probe.link(_Workers(self._exchange, level), topology)
 
     def join(self, about: str) -> None:
         self._exchange.agree([("", {"probe": about})])

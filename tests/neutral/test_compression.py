@@ -60,6 +60,10 @@ SHARE = "must be a share below 1 or a whole number >= 1, got "
 WARM_UP = "must be a number above 0 and at most 1, or a list of them"
 
 
+def inner(compressor="blockwise", **options):
+    return {"inner": {"compressor": compressor, **options}}
+
+
 @pytest.mark.parametrize(
     "name, more, error, message",
     [
@@ -81,6 +85,12 @@ WARM_UP = "must be a number above 0 and at most 1, or a list of them"
         ("onebit", {"momentum": "polyak"}, ValueError, "['momentum'] must be 'nesterov', got 'po"),
         ("onebit", {"momentum": 0.9}, TypeError, "['momentum'] must be 'nesterov', got 0.9"),
         ("onebit", {"exchange": "ring"}, ValueError, "must be 'two_way' or 'gather', got 'ring'"),
+        ("onebit", {"inner": "blockwise"}, TypeError, "['inner'] must be a dict with 'compressor'"),
+        ("onebit", {"inner": {"compressor": "dgc"}}, ValueError, "['inner']['compressor'] must be"),
+        ("onebit", {"inner": {"bits": 8}}, ValueError, "['inner']['compressor'] must be 'blockto"),
+        ("onebit", inner(bits=9), ValueError, "['inner']['bits'] must be a whole number from 2"),
+        ("onebit", inner(ef="vanilla"), ValueError, "['inner'] has no key 'ef' for blockwise; did"),
+        ("onebit", inner("topk"), KeyError, "compression_params['inner']['k'] is missing; topk"),
         ("topk", {"k": 1, "value_bits": 8}, ValueError, "must be 16 or 32, got 8"),
         ("topk", {}, KeyError, "compression_params['k'] is missing; topk needs a share"),
         ("topk", {"k": None}, KeyError, "compression_params['k'] is missing"),
@@ -141,6 +151,7 @@ def test_momentum_needs_the_optimizers_momentum(mu):
         ({"compressor": "dgc", "k": 9, "ef": "vanilla", "ef_decay": 0.9}, ["ef", "ef_decay"]),
         ({"compressor": "onebit", "accuracy": "safe"}, ["accuracy"]),
         ({"accuracy": "safe"}, ["accuracy"]),
+        ({"fp16": True, "inner": {"compressor": "bytegrad"}}, ["inner"]),
         ({"compressor": "auto", "k": 9, "fp16": True, "ef": "vanilla"}, ["k", "fp16"]),
         ({"compressor": "auto", "exchange": "gather"}, ["exchange"]),
         ({"ef": "sparse", "momentum": "nesterov"}, ["ef", "momentum"]),
@@ -187,6 +198,7 @@ def test_a_whole_float_is_a_number_of_levels():
     [
         {"compressor": "onebit", "ef": "corrected", "scaling": True, "fp16": True},
         {"compressor": "bytegrad", "hierarchical": False, "exchange": "gather"},
+        {"compressor": "onebit", "inner": {"compressor": "blockwise", "bits": 8}},
         {"compressor": "dgc", "k": 0.01, "warmup_epochs": 1, "warmup_coeff": [0.1]},
     ],
 )

@@ -6,7 +6,7 @@ from tests.cuda import emulator
 from tests.torch.algorithms import test_algorithm
 from tests.torch.optimizers import test_optimizers
 
-from . import test_fsdp, test_workers
+from . import test_fsdp, test_two_levels, test_workers
 from .workers import run
 
 pytestmark = pytest.mark.xdist_group("emulator")  # to build the emulator once
@@ -42,6 +42,18 @@ OTHERS = (
 def test_a_gpu_gives_the_bits_of_the_cpu(emulated_gpu, payloads):
     variables = {"GLUON_GC_PAYLOADS": payloads}
     run(test_workers.the_bits_of_the_cpu, 2, variables, folder=emulated_gpu)
+
+
+@pytest.mark.parametrize("payloads", ["gloo", "nccl"])
+def test_a_gpu_gives_the_bits_of_the_cpu_on_two_levels(emulated_gpu, payloads):
+    variables = {"GLUON_GC_PAYLOADS": payloads, "BYTEPS_PARTITION_BYTES": 10000}
+    body = test_two_levels.the_bits_of_the_cpu_on_two_levels
+    run(body, 4, variables, folder=emulated_gpu)
+
+
+def test_values_inside_inner_groups_stay_on_gpus(emulated_gpu):
+    variables = {"EMULATED_GPU": emulated_gpu, "GLUON_GC_PAYLOADS": "nccl"}
+    run(test_two_levels.values_stay_on_gpus, 4, variables)
 
 
 @pytest.mark.parametrize("test", (*OF_EVERY_GPU, *OTHERS))

@@ -70,7 +70,7 @@ def byteps_declare_tensor(
         are wrong too, because they need all gradients of a step, or the learning rate.
     """
     spelled = byteps.translate(compression_params)
-    params = spelled.parse().require_chosen().require_no_optimizer()
+    params = spelled.parse().require_chosen().require_no_optimizer().require_no_inner()
     if on_nonfinite is not None:
         require_on_nonfinite(on_nonfinite)
     warn_of_ignored(spelled.params)

@@ -71,7 +71,9 @@ class CompressingKVStore(KVStoreBase):
             plain Trainer does not tell its store the momentum, all gradients of a step, or the
             learning rate.
         """
-        self._params = parse(compression_params).require_chosen().require_no_optimizer()
+        self._params = (
+            parse(compression_params).require_chosen().require_no_optimizer().require_no_inner()
+        )
         warn_of_ignored(compression_params)
 
     def broadcast(self, key: Any, value: NDArray, out: Arrays, priority: int = 0) -> None:

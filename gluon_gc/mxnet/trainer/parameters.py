@@ -108,6 +108,8 @@ class Compressions:
             require_fitting_compression(algorithm, *self.written)
         self.default, self._optimizer_info = default, optimizer_info
         self._parsed = {i: found.parse(*optimizer_info) for i, found in own_params.items()}
+        for params in (default, *self._parsed.values()):
+            params.require_no_inner()
 
     def momentum(self, optimizer: Optimizer) -> Optional[Momentum]:
         """The momentum to apply outside the optimizer; None if no compressor applies momentum."""

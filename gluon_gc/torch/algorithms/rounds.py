@@ -8,7 +8,6 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.futures import Future
 
 from ...algorithms.base import Arrays, Round, Shapes
@@ -19,7 +18,7 @@ from ...exchange.exchange import DeclaredTensor, Lane
 from ...exchange.job import Announced, Request, Result
 from ...exchange.plan import Tensor
 from ...exchange.transfers import Transfers
-from ..transport import gpu, new_exchange, staging
+from ..transport import Groups, gpu, new_exchange, staging
 from ..transport.staging import declared, future_on, is_sharded, resolving
 
 Tensors = Dict[str, torch.Tensor]
@@ -68,7 +67,7 @@ class Rounds:
         about: Facts,
         parameters: Mapping[str, torch.nn.Parameter],
         params: Mapping[str, CompressionParams],
-        group: Optional[dist.ProcessGroup],
+        groups: Groups,
         step: Callable[[], int],  # returns the number of the current step
     ) -> None:
         self._about, self._step = about, step
@@ -79,7 +78,7 @@ class Rounds:
         self.lanes: Dict[str, Lane] = {}  # by the kind of round
         self.counts: Counter[str] = Counter()  # of the rounds of each kind
         self._epoch: Optional[int] = None
-        self.exchange = new_exchange(group)
+        self.exchange = new_exchange(*groups)
         self.exchange.agree(about)
 
     def parameters(self) -> Tensors:

@@ -51,6 +51,7 @@ class AlgorithmState:
         process_group: Optional[dist.ProcessGroup] = None,
         overrides: Optional[Overrides] = None,
         on_nonfinite: str = "raise",
+        inner_group: Optional[dist.ProcessGroup] = None,
     ) -> None:
         self.parameters, _, self.aliases = named(named_parameters)  # as of CompressionState
         for name, parameter in self.parameters.items():
@@ -64,10 +65,10 @@ class AlgorithmState:
         )
         self.automatic = automatic_of(algorithm, requested, option_given, self._wait)
         self._given, self._requested = algorithm, requested
-        self.optimizer, self._group = optimizer, process_group
+        self.optimizer, self._groups = optimizer, (process_group, inner_group)
         self._on_nonfinite = on_nonfinite
         self.rounds = Rounds(
-            self._about(), self.parameters, self.params, process_group, lambda: self.driver.steps
+            self._about(), self.parameters, self.params, self._groups, lambda: self.driver.steps
         )
         self.driver = self._new_driver()
         self.driver.declare()
@@ -135,7 +136,7 @@ class AlgorithmState:
         if self.automatic is not None and self.automatic.due():  # on all workers together
             tensors = self.rounds.tensors()
             shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
-            self.take(automatic.decided(self.automatic, tensors, shapes, self._group))
+            self.take(automatic.decided(self.automatic, tensors, shapes, self._groups))
         if averages:
             return self._step_of_all(update, overflows)
         self.driver.step(update)

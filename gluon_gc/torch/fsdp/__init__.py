@@ -232,7 +232,7 @@ def compress_all_gather(
     parameters = {**trained, **frozen}
     params = chosen_params(parameters, compression_params, overrides).params
     for parameter_params in params.values():
-        _require_for_parameters(parameter_params.require_chosen(), differences)
+        _require_for_parameters(parameter_params.require_chosen().require_no_inner(), differences)
     units, exchanges = [], Exchanges()
     for part in parts_of(model, parameters):
         _require_one_gather(part)

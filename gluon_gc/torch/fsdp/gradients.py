@@ -54,7 +54,7 @@ def gradient_settings(
         on_nonfinite = "propagate"
     parameters, frozen, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides).params
-    require_optimizer((p.require_chosen() for p in params.values()), None)
+    require_optimizer((p.require_chosen().require_no_inner() for p in params.values()), None)
     unknown = grad_scaler is None and any(p.keeps_state for p in params.values())
     watch = ScaleWatch(parameters.values(), function) if unknown else None
     return GradientSettings(function, parameters, frozen, params, on_nonfinite, grad_scaler, watch)

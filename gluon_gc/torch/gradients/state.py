@@ -70,6 +70,12 @@ class CompressionState:
         - the compressor "auto": it chooses other compressors for Adam.
     process_group : ProcessGroup, optional
         The workers whose gradients are averaged. Default: all workers.
+    inner_group : ProcessGroup, optional
+        The workers with a fast network to this one, such as those of its site. They first sum their
+        gradients without compression. Then each of them exchanges a share of the sum with its peers
+        in the other inner groups. All workers of process_group pass the group that they are in, all
+        groups have equally many workers, and each group is a part of process_group. Default: the
+        workers on this machine, if machines have equally many.
     overrides : mapping of str to (dict or None), optional
         compression_params that replace the others for single parameters. A key is a parameter's
         name or a pattern such as "*.bias"; the first key that matches applies. None: the gradient
@@ -125,6 +131,7 @@ class CompressionState:
         overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]] = None,
         on_nonfinite: str = "raise",
         grad_scaler: Optional[torch.amp.GradScaler] = None,
+        inner_group: Optional[dist.ProcessGroup] = None,
     ) -> None:
         require_on_nonfinite(on_nonfinite)
         optimizer, grad_scaler = unwrapped(optimizer), if_enabled(grad_scaler)
@@ -142,11 +149,11 @@ class CompressionState:
         require_optimizer(requested.values(), optimizer)
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, has_nesterov) if applies_momentum else None
-        self._copied, self._group, self.is_closed = None, process_group, False
+        self._copied, self._groups, self.is_closed = None, (process_group, inner_group), False
         # The scaler itself skips steps with a NaN. So the exchange must report them, not raise.
         action = on_nonfinite if grad_scaler is None else "skip"
         try:
-            compression = GradientCompression(self.parameters, requested, action, process_group)
+            compression = GradientCompression(self.parameters, requested, action, self._groups)
         except BaseException:
             if self.momentum is not None:
                 self.momentum.give_back()
@@ -354,10 +361,10 @@ class CompressionState:
     def can_resume(self) -> bool:
         """Whether `resume` will work after `bps.suspend`, which leaves the job.
 
-        It does not work for a closed state, nor for one with a process_group of its own, because
-        `bps.suspend` destroys all process groups.
+        It does not work for a closed state, nor for one with a process_group or an inner_group,
+        because `bps.suspend` destroys all process groups.
         """
-        return not self.gradients.closed and self._group is None
+        return not self.gradients.closed and self._groups == (None, None)
 
     def suspend(self, why: str) -> None:
         """Stop the exchange's threads, for `bps.suspend`.

@@ -15,7 +15,6 @@ from typing import (
 )
 
 import torch
-import torch.distributed as dist
 from torch.futures import Future
 from torch.optim import Optimizer
 
@@ -28,7 +27,7 @@ from ...exchange.job import Request, Result
 from ...exchange.plan import applies_momentum, travels_compressed
 from ...log import logger
 from .. import automatic, closing
-from ..transport import new_exchange, staging
+from ..transport import Groups, new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse
 from ..transport.staging import declared, future_on, resolving
 from .checks import OptimizerCheck, WeightCheck
@@ -54,15 +53,15 @@ class GradientCompression:
         parameters: Mapping[str, torch.nn.Parameter],
         params: Mapping[str, CompressionParams],
         on_nonfinite: str,
-        group: Optional[dist.ProcessGroup],
+        groups: Groups,
     ) -> None:
         self._parameters, self.requested = parameters, params
-        self._on_nonfinite, self._group = on_nonfinite, group
+        self._on_nonfinite, self._groups = on_nonfinite, groups
         undecided = {name: own for name, own in params.items() if own.accuracy is not None}
         self.choices: Mapping[str, str] = {}  # of "auto", by parameter: the candidates' names
         if undecided:
             tensors = [tensor.plan for tensor in self._declared(undecided)]
-            self.choices = automatic.chosen(tensors, group)
+            self.choices = automatic.chosen(tensors, groups)
         self._epoch: Optional[int] = None
         self.mu: Optional[float] = None  # of all parameters with momentum; None: of their params
         self.open()
@@ -71,9 +70,9 @@ class GradientCompression:
         """Create the exchange, or a new one after the first was closed."""
         self.params: Dict[str, CompressionParams] = dict(self.requested)
         for name, choice in self.choices.items():
-            self.params[name] = candidates(self.requested[name])[choice]
+            self.params[name] = candidates(self.requested[name], inner=True)[choice]
         tensors = self._declared(self.params)
-        self.exchange = new_exchange(self._group)
+        self.exchange = new_exchange(*self._groups)
         self.lane = self.exchange.lane()
         self.lane.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
         if self._epoch is not None:

@@ -331,9 +331,10 @@ def DistributedOptimizer(
         the compressor "auto", local_steps may choose its option "every" in step 7, and powersgd
         chooses in the first step whether gradients are compressed.
     **options
-        overrides, process_group, on_nonfinite and grad_scaler; see `CompressionState`. A
-        `grad_scaler` waits for the averages before it unscales them. With an algorithm, only
-        overrides, process_group and, if it averages gradients, on_nonfinite="skip" are allowed.
+        overrides, process_group, inner_group, on_nonfinite and grad_scaler; see `CompressionState`.
+        A `grad_scaler` waits for the averages before it unscales them. With an algorithm, only
+        overrides, process_group, inner_group and, if it averages gradients, on_nonfinite="skip" are
+        allowed.
 
     Raises
     ------

@@ -29,6 +29,7 @@ from ...state import Arrays, States, fitting
 from ..gradients.optimizer_hooks import param_groups
 from ..transport.staging import is_sharded, sharded_like
 from . import coder_states, state_dicts
+from .coder_states import Saved
 from .state_dicts import FORMAT, NOUN, StateDict
 
 if TYPE_CHECKING:
@@ -114,9 +115,8 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
     if several:
         state_dicts.warn_if_divided(len(workers), exchange.workers)
     for kind, lane in state.rounds.lanes.items():
-        residuals = [_residuals(worker, kind, lane) for worker in workers]
-        arrays = coder_states.of_this_worker(lane, state.params, residuals, several)
-        coder_states.restore(lane.chunks, arrays)
+        saved = _residuals(workers, kind, lane, several)
+        coder_states.restore(lane.chunks, saved.of_this_worker(lane, state.params))
     own, parameters = workers[exchange.rank % len(workers)], state.rounds.parameters()
     for name, parameter in parameters.items():
         parameter.copy_(own["weights"][name])
@@ -196,34 +196,38 @@ def _checked(
 
     workers = [states.header for states in state_dicts.by_rank(state.rounds.exchange, given, read)]
     for worker in workers:
-        _check_one(state, worker)
+        names = _check_one(state, worker)
+    for kind, lane in state.rounds.lanes.items():
+        saved = _residuals(workers, kind, lane, several=not isinstance(given, Mapping))
+        saved.check(lane, state.params, names, strict=True)
     return workers
 
 
-def _check_one(state: AlgorithmState, given: StateDict) -> None:
-    """Raise ValueError if a state_dict of any rank does not fit."""
+def _check_one(state: AlgorithmState, given: StateDict) -> Dict[str, str]:
+    """Raise ValueError if a state_dict of any rank does not fit. Return the names of its tensors.
+
+    Its residuals are not checked.
+    """
     here = _described(state)
-    fitting.check(NOUN, "machines", given["machines"], here["machines"])
     fitting.check(NOUN, "algorithm", given["algorithm"]["name"], state.options["name"])
     names = state_dicts.check_parameters(given["tensors"], here["tensors"], strict=True)
     _check_state(state, given)
     sizes = _sizes(given["optimizer"]), _sizes(state.optimizer.state_dict())
     fitting.check(NOUN, "sizes of the optimizer's groups", *sizes)
-    for kind, lane in state.rounds.lanes.items():
-        arrays = _residuals(given, kind, lane)
-        layout = coder_states.worker_layout(lane.chunks)
-        state_dicts.check_arrays(lane.exchange, given, arrays, layout, names, strict=True)
+    return names
 
 
-def _residuals(given: StateDict, kind: str, lane: Lane) -> Arrays:
-    """Return the arrays of a state_dict for the vectors of a kind of round."""
+def _residuals(workers: Sequence[StateDict], kind: str, lane: Lane, several: bool) -> Saved:
+    """Return the arrays of state_dicts for the vectors of a kind of round."""
     names = {chunk.piece.tensor for chunk in lane.chunks}
-    arrays: Arrays = {}
-    for saved_kind, tensors in given["residuals"].items():
-        if undivided(saved_kind) == undivided(kind):
-            of_names = {name: states for name, states in tensors.items() if name in names}
-            arrays.update(coder_states.unpacked(of_names))
-    return arrays
+    arrays: List[Arrays] = []
+    for worker in workers:
+        arrays.append({})
+        for saved_kind, tensors in worker["residuals"].items():
+            if undivided(saved_kind) == undivided(kind):
+                of_names = {name: states for name, states in tensors.items() if name in names}
+                arrays[-1].update(coder_states.unpacked(of_names))
+    return Saved(arrays, several, state_dicts.machines_of(workers[0]))
 
 
 def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:

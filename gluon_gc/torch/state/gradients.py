@@ -21,6 +21,7 @@ from ...exchange.exchange import Lane
 from ...state import OF_ALL, Arrays, States, fitting
 from ..gradients.momentum import Momentum
 from . import coder_states, state_dicts
+from .coder_states import Saved
 from .state_dicts import FORMAT, NOUN, Names, StateDict
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def load(
     steps, compression = state.gradients, state.gradients.compression
     steps.finish()
     exchange, names = state.exchange, Names(state.parameters, state.aliases)
+    several = not isinstance(given, Mapping)
     workers = state_dicts.if_all_fit(
         exchange.gather_objects,
         lambda: state_dicts.by_rank(exchange, given, lambda each: _read(each, names)),
@@ -68,20 +70,19 @@ def load(
     )
     before, header = compression.choices, workers[0].header
     if not steps.count:
-        saved = {p["name"]: p["compression"] for p in header["parameters"]}
-        compression.choose({**before, **selection.saved_choices(compression.requested, saved)})
+        choices = {p["name"]: p["compression"] for p in header["parameters"]}
+        compression.choose({**before, **selection.saved_choices(compression.requested, choices)})
     try:
-        arrays = state_dicts.if_all_fit(
+        saved = state_dicts.if_all_fit(
             state.exchange.gather_objects,
-            lambda: [_fitting(state, states, strict) for states in workers],
+            lambda: _fitting(state, workers, several, strict),
         )
     except Exception:
         compression.choose(before)
         raise
-    exchange, several = state.exchange, not isinstance(given, Mapping)
     if several:
-        state_dicts.warn_if_divided(len(workers), exchange.workers)
-    chosen = coder_states.of_this_worker(state.lane, compression.params, arrays, several)
+        state_dicts.warn_if_divided(len(workers), state.exchange.workers)
+    chosen = saved.of_this_worker(state.lane, compression.params)
     if header["momentum"] is not None:
         compression.set_momentum(header["momentum"])  # the unit of dgc's momentum
     apply(state.lane, state.momentum, chosen)
@@ -129,18 +130,24 @@ def _described(state: CompressionState) -> Dict[str, Any]:
     }
 
 
-def _fitting(state: CompressionState, states: States, strict: bool) -> Arrays:
-    """Return a state_dict's arrays for the parameters here; ValueError if it does not fit."""
-    here, header, exchange = _described(state), states.header, state.exchange
-    there = _without_mu(header["parameters"])
-    names = state_dicts.check_parameters(there, _without_mu(here["parameters"]), strict)
-    if (header["momentum"] is None) != (here["momentum"] is None):  # also if the compressor differs
-        fitting.check(NOUN, "momentum", header["momentum"], here["momentum"])
-    fitting.check(NOUN, "machines", header["machines"], here["machines"])
-    layout = coder_states.worker_layout(state.lane.chunks)
-    layout = {key: entry for key, entry in layout.items() if key.tensor in names}
-    state_dicts.check_arrays(exchange, header, states.arrays, layout, names, strict)
-    return {key: a for key, a in states.arrays.items() if key.tensor in state.parameters}
+def _fitting(
+    state: CompressionState, workers: Sequence[States], several: bool, strict: bool
+) -> Saved:
+    """Return the workers' arrays for the parameters here; ValueError if they do not fit."""
+    here = _described(state)
+    for header in (states.header for states in workers):
+        there = _without_mu(header["parameters"])
+        names = state_dicts.check_parameters(there, _without_mu(here["parameters"]), strict)
+        # The momentum also differs if the compressor does.
+        if (header["momentum"] is None) != (here["momentum"] is None):
+            fitting.check(NOUN, "momentum", header["momentum"], here["momentum"])
+    arrays = [
+        {key: array for key, array in states.arrays.items() if key.tensor in state.parameters}
+        for states in workers
+    ]
+    saved = Saved(arrays, several, state_dicts.machines_of(header))
+    saved.check(state.lane, state.gradients.compression.params, names, strict)
+    return saved
 
 
 def _without_mu(parameters: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:

@@ -117,7 +117,7 @@ class Exchanges:
         """Return the exchange of a group's workers. All of them call this together."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if ranks not in self._of_ranks:
-            self._of_ranks[ranks] = new_exchange(group)
+            self._of_ranks[ranks] = new_exchange(group, two_levels=False)
         self._of_ranks[ranks].streams.entropy = self.entropy
         return self._of_ranks[ranks]
 

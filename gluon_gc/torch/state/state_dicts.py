@@ -21,8 +21,9 @@ import torch
 
 from ...compression import CompressionParams
 from ...exchange.agreement import Facts
+from ...exchange.machines import Groups
 from ...log import logger
-from ...state import Arrays, Layout, States, fitting
+from ...state import States, fitting
 from ..transport.gathering import Gather, agree
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ FORMAT = 1
 NOUN = "state_dict"
 """The name of the argument in error messages."""
 _CALL = "load_state_dict"
-_REMEDY = "pass the list of the state_dicts of all workers that saved"
+REMEDY = "pass the list of the state_dicts of all workers that saved"
 
 
 def if_all_fit(
@@ -81,22 +82,26 @@ def by_rank(
     """
     several = not isinstance(given, Mapping)
     named = [(NOUN, read(each)) for each in (given if several else [given])]
-    named = fitting.by_rank(named, several, exchange.workers, exchange.rank, _REMEDY)
-    if several and len(named) != exchange.workers and exchange.machines is not None:
-        raise ValueError(
-            f"the {NOUN} is of {len(named)} workers, but {exchange.workers} are here: residuals "
-            'of whole machines cannot be divided anew; use "hierarchical": False'
-        )
+    named = fitting.by_rank(named, several, exchange.workers, exchange.rank, REMEDY)
+    for _, states in () if several else named:
+        there, here = machines_of(states.header), described_workers(exchange)["machines"]
+        fitting.check(NOUN, "machines", there, here, REMEDY)
     return [states for _, states in named]
 
 
 def described_workers(exchange: Exchange) -> Dict[str, Any]:
-    """Return the rank, the number of workers, and the number of machines that sum first."""
-    return {
-        "rank": exchange.rank,
-        "world_size": exchange.workers,
-        "machines": exchange.machines and exchange.machines.count,
-    }
+    """Return the rank, the number of workers, and the workers of each machine that sums first."""
+    machines = exchange.machines and [list(group) for group in exchange.machines.groups]
+    return {"rank": exchange.rank, "world_size": exchange.workers, "machines": machines}
+
+
+def machines_of(header: Description) -> Optional[Groups]:
+    """Return the workers of each machine that summed first. Older state_dicts have their number."""
+    machines, workers = header["machines"], header["world_size"]
+    if not isinstance(machines, int):
+        return machines
+    size = workers // machines
+    return [list(range(begin, begin + size)) for begin in range(0, workers, size)]
 
 
 def warn_if_divided(before: int, now: int) -> None:
@@ -179,20 +184,3 @@ def check_parameters(
         expected = here_by_name[name]
         fitting.check_parameter(NOUN, f"'{name}'", there_by_name[name], expected, expected)
     return {name: name for name in common}
-
-
-def check_arrays(
-    exchange: Exchange,
-    header: Description,
-    arrays: Arrays,
-    layout: Layout,
-    names: Mapping[str, str],
-    strict: bool,
-) -> None:
-    """Raise ValueError unless a state_dict has the arrays of this worker's coders.
-
-    If machines sum first, other workers have arrays of other chunks.
-    """
-    if exchange.machines is None or header["rank"] == exchange.rank:
-        found = {key: array for key, array in arrays.items() if key.node == "worker"}
-        fitting.check_arrays(NOUN, found, layout, names, strict)

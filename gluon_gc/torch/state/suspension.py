@@ -41,10 +41,13 @@ class _Kept:
             self._state.load_state_dict(self._saved)
             return
         exchange = self._state.exchange
-        count = exchange.workers if exchange.machines is None else exchange.machines.count
+        machines = exchange.workers if exchange.machines is None else exchange.machines.count
         own = coder_states.unpacked(self._saved["arrays"])
         of_all = {key: array for key, array in own.items() if key.node == OF_ALL}
-        shares = dict.fromkeys(self._state.parameters, Share(1, count))
+        shares = {
+            name: Share(1, machines if own.hierarchical else exchange.workers)
+            for name, own in self._state.params.items()
+        }
         arrays = arrays_of_worker([{**self._sums, **of_all}], exchange.rank, shares)
         gradients.apply(self._state.lane, self._state.momentum, arrays)
         steps = self._state.gradients

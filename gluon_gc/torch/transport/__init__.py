@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
 import torch.distributed as dist
 
@@ -12,15 +12,25 @@ from . import groups
 from .arrays import Tensors
 from .members import GroupMembers, find_machines
 
+Groups = Tuple[Optional[dist.ProcessGroup], Optional[dist.ProcessGroup]]
+"""The first two arguments of `new_exchange`."""
 
-def new_exchange(group: Optional[dist.ProcessGroup] = None) -> Exchange:
-    """Return an exchange of all workers, or of those in a group. All of them call this."""
+
+def new_exchange(
+    group: Optional[dist.ProcessGroup] = None,
+    inner_group: Optional[dist.ProcessGroup] = None,
+    two_levels: bool = True,
+) -> Exchange:
+    """Return an exchange of all workers, or of those in a group. All of them call this.
+
+    `two_levels`: machines, or the inner groups that the workers give, sum their values first.
+    """
     groups.require_init()
     if dist.get_rank(group) < 0:
         raise ValueError("this worker is not in process_group")
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     groups.settle(group)
-    members = GroupMembers(ranks, group is None)
-    exchange = Exchange(members, Tensors(members), find_machines(group))
+    machines = find_machines(ranks, group, inner_group) if two_levels else None
+    exchange = Exchange(GroupMembers(ranks, group is None), Tensors(), machines)
     closing.opened(exchange)
     return exchange

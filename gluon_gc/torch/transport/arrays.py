@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Optional, Sequence
+from typing import ContextManager, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -25,15 +25,23 @@ class Tensors:
     """`Arrays` for the members of an exchange."""
 
     host = None  # tensors of an emulated GPU are CPU tensors
-    memory = staticmethod(gpu.memory)
+    address = staticmethod(torch.Tensor.data_ptr)
     copy = staticmethod(gpu.copy_scaled)
     is_finite = staticmethod(gpu.is_finite)
 
-    def __init__(self, members: GroupMembers) -> None:
-        self._members = members
+    def memory(
+        self, size: int, device: Optional[torch.device] = None
+    ) -> Union[np.ndarray, torch.Tensor]:
+        if device is None:
+            return gpu.memory(size)
+        return torch.zeros(size, dtype=torch.uint8, device=device)
 
-    def view(self, room: np.ndarray, dtype: str) -> torch.Tensor:
-        return torch.from_numpy(room).view(getattr(torch, dtype))
+    def view(self, room: Union[np.ndarray, torch.Tensor], dtype: str) -> torch.Tensor:
+        room = torch.from_numpy(room) if isinstance(room, np.ndarray) else room
+        return room.view(getattr(torch, dtype))
+
+    def queue(self, device: Optional[torch.device]) -> ContextManager[Optional[int]]:
+        return gpu.queue(device or gpu.CPU)
 
     def itemsize(self, dtype: str) -> int:
         return getattr(torch, dtype).itemsize
@@ -55,8 +63,10 @@ class Tensors:
     def in_host_memory(self, device: torch.device) -> bool:
         return gpu.in_host_memory(device)
 
-    def keeps_payloads(self, device: torch.device, compressor: Compressor) -> bool:
-        return nccl.is_chosen() and gpu.has_kernels(device, compressor)
+    def keeps_payloads(self, device: torch.device, compressor: Optional[Compressor]) -> bool:
+        if not nccl.is_chosen() or gpu.in_host_memory(device):
+            return False
+        return compressor is None or gpu.has_kernels(device, compressor)
 
     def coder(
         self,
@@ -65,10 +75,11 @@ class Tensors:
         n: int,
         dtype: str,
         start: Optional[streams.State] = None,
+        decodes_only: bool = False,
     ) -> Coder:
         if device is not None and gpu.has_kernels(device, params.compressor):
-            return GpuCoder(device, params, n, dtype, start)
-        return Coder(params, n, dtype, start)
+            return GpuCoder(device, params, n, dtype, start, decodes_only)
+        return Coder(params, n, dtype, start, decodes_only)
 
     def calls(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> Calls:
         first = chunks[0]
@@ -78,8 +89,8 @@ class Tensors:
             return HostCalls(chunks, buffers)
         return (OnGpu if isinstance(first.coder, GpuCoder) else ByHost)(chunks, buffers)
 
-    def device_collectives(self, device: torch.device) -> Collectives:
-        first, second = self._members.nccl_groups()
+    def device_collectives(self, device: torch.device, members: GroupMembers) -> Collectives:
+        first, second = members.nccl_groups()
         return Collectives(
             partial(nccl.GpuToOwners, group=first, device=device),
             partial(nccl.GpuToAll, group=second, device=device),

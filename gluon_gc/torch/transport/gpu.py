@@ -121,6 +121,8 @@ def memory(size: int) -> np.ndarray:
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Return whether values in host memory have no NaN and no infinity."""
+    """Return whether values have no NaN and no infinity."""
+    if values.is_cuda:
+        return bool(values.isfinite().all())
     values = values.float() if values.dtype == torch.bfloat16 else values
     return kernels.values_finite(values.numpy())

@@ -34,9 +34,10 @@ class GpuCoder(Coder):
         n: int,
         dtype: str,
         start: Optional[streams.State],
+        decodes_only: bool = False,
     ) -> None:
         self.device = device
-        super().__init__(params, n, dtype, start)
+        super().__init__(params, n, dtype, start, decodes_only)
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         super().set_epoch(epoch)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ... import env
-from ...exchange.machines import Machines
+from ...exchange.machines import Machines, Stated, groups_of
 from ...exchange.transport import Messages
 from . import gathering, groups, nccl
 
@@ -59,24 +59,42 @@ class GroupMembers:
             groups.give_back(self._nccl_groups)
 
 
-def find_machines(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
-    """Return the machines of the job as the launcher describes them.
+def find_machines(
+    ranks: Sequence[int],
+    group: Optional[dist.ProcessGroup],
+    inner_group: Optional[dist.ProcessGroup],
+) -> Optional[Machines]:
+    """Return the machines of a group's workers, which have these ranks in the job.
 
-    The result is None if machines do not sum first: with one worker a machine, a single machine,
-    unequal machines, or a process group of the user.
+    They are the inner groups that the workers give or, without any, the launcher's machines. The
+    result is None if no machine sums first; see `groups_of`, also for errors.
     """
-    local_size = env.of_torchrun("LOCAL_WORLD_SIZE") or 1
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if group is not None or size == 1:
+    if len(ranks) == 1 and inner_group is None:
         return None
-    mine = (local_size, env.of_torchrun("LOCAL_RANK") or 0)
-    layout = gathering.gather(mine, "set up their compression")
-    even = all(each == (local_size, rank % local_size) for rank, each in enumerate(layout))
-    whole = size % local_size == 0  # false if only some workers have resumed
-    if not (even and whole and 1 < local_size < size):
+    stated = Stated(
+        env.of_torchrun("LOCAL_WORLD_SIZE") or 1,
+        env.of_torchrun("LOCAL_RANK") or 0,
+        None if inner_group is None else _ranks_of(inner_group),
+    )
+    machines = groups_of(ranks, gathering.gather(stated, "set up their compression", group))
+    if machines is None:
         return None
-    number, local_rank = divmod(rank, local_size)
-    first = number * local_size
-    inside = GroupMembers(range(first, first + local_size))
-    across = GroupMembers(range(local_rank, size, local_size))
-    return Machines(number, size // local_size, local_rank, local_size, inside, across)
+    own = list(ranks).index(dist.get_rank())
+    number = next(number for number, members in enumerate(machines) if own in members)
+    local_rank = machines[number].index(own)
+    inside = GroupMembers([ranks[member] for member in machines[number]])
+    across = GroupMembers([ranks[members[local_rank]] for members in machines])
+    return Machines(machines, number, local_rank, inside, across)
+
+
+def _ranks_of(inner_group: dist.ProcessGroup) -> List[int]:
+    """Return the ranks of an inner group's workers in the job; empty if this worker is not in it.
+
+    Raises TypeError if it is not a ProcessGroup.
+    """
+    if inner_group is dist.GroupMember.NON_GROUP_MEMBER:
+        return []
+    if not isinstance(inner_group, dist.ProcessGroup):
+        kind = type(inner_group).__name__
+        raise TypeError(f"inner_group must be a ProcessGroup of torch.distributed, got {kind}")
+    return dist.get_process_group_ranks(inner_group) if dist.get_rank(inner_group) >= 0 else []

@@ -194,3 +194,38 @@ def test_of_adams_gradients_nothing_is_chosen_that_loses_most_of_them(optimizer)
     for accuracy in ("exact", "safe"):
         params = parse({"compressor": "auto", "accuracy": accuracy}, optimizer=optimizer)
         assert candidates(params) == candidates(tensors(accuracy)[0].params)
+
+
+def two_levels(outer_rate, inner_rate, payload_rate=None):
+    """Return measurements of machines with a link between them and one inside."""
+    between = cluster(outer_rate)
+    inside = cluster(inner_rate, payload_rate=payload_rate).link
+    fast = Speed(1e-12, 1e-12, 1e-12)
+    return replace(between, kernels={**between.kernels, "inner": fast}, inner=inside)
+
+
+MACHINES = Topology(machines=2, servers=0, local_size=4)
+
+
+def test_the_outer_link_chooses_the_compressor():
+    given = tensors(sizes=[10**6])
+    assert chosen(given, two_levels(SLOW, FAST), MACHINES) == ["topk"]
+    assert chosen(given, two_levels(FAST, FAST), MACHINES) == ["none"]
+
+
+def test_a_slow_link_inside_a_machine_chooses_the_inner_compressor_if_it_gains():
+    given = tensors(sizes=[10**6])
+    with_inner = ["topk, 8 bits inside machines"]
+    assert chosen(given, two_levels(SLOW, SLOW), MACHINES) == with_inner
+    assert chosen(given, two_levels(SLOW, 1e4 * SLOW), MACHINES) == ["topk"]
+    assert chosen(tensors("exact", [10**6]), two_levels(SLOW, SLOW), MACHINES) == ["none"]
+
+
+def test_a_prediction_counts_both_levels():
+    """4 workers share the outer bytes. Inside, float32 travels to the owners, and payloads back."""
+    size, rate = 2**20, 1e6
+    given = tensors("exact", [size])
+    between = choose(given, two_levels(rate, 1e30), MACHINES, CHUNK).seconds
+    assert between == pytest.approx(size * 4 / rate / 4)
+    inside = choose(given, two_levels(1e30, rate), MACHINES, CHUNK).seconds
+    assert inside == pytest.approx(2 * size * 4 * 0.75 / rate)

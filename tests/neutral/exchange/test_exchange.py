@@ -11,10 +11,9 @@ from gluon_gc.exchange import header, plan, statistics
 from gluon_gc.exchange.exchange import DeclaredTensor
 from gluon_gc.exchange.header import Stamp
 from gluon_gc.exchange.job import Announced, Request
-from gluon_gc.exchange.machines import Machines
 from gluon_gc.exchange.sharded import AllGather, GatherRequest, ReduceScatter
 from tests import replay
-from tests.neutral.exchange.workers import Arrays, Members, Network, Values, finished, run
+from tests.neutral.exchange.workers import Arrays, Network, Values, finished, run
 
 N, CHUNK = 2500, 1000  # elements of a tensor, and at most of a compressed chunk
 LARGE = 200_000  # elements of a tensor that the engine sums
@@ -298,37 +297,13 @@ def test_a_worker_that_ends_is_an_error_on_the_others(name):
     run(work, Network(range(3)))
 
 
-# Machines, headers, statistics
+# Headers, statistics
 
 
 def contributors(networks, phase):
     """Return the numbers of contributors in the headers of all messages of a phase."""
-    messages = [m for network in networks for (sent, _), m in network.sent if sent == phase]
+    messages = [m for network in networks for (sent, _), _, m in network.sent if sent == phase]
     return {int(message[:4].view(np.uint32)[0]) & 0xFFFF for message in messages}
-
-
-@each_compression
-def test_machines_sum_their_workers_first(params):
-    inside = [Network([0, 1]), Network([2, 3])]
-    across = [Network([0, 2]), Network([1, 3])]
-
-    def machines(rank):
-        number, local = divmod(rank, 2)
-        members = Members(inside[number], local), Members(across[local], number)
-        return Machines(number, 2, local, 2, *members)
-
-    results = run(
-        lambda exchange: average_with_unused(Lane(exchange, tensor(params=params))),
-        Network(range(4)),
-        machines,
-    )
-    expected = Replay(2, params)
-    for step in STEPS:
-        rows = scaled(4, step)
-        assert_bits(results, step, expected.step([rows[0] + rows[1], rows[2] + rows[3]]))
-    gathered = params in (DGC, PARAMS["gather"])
-    found = [contributors(networks, phase) for networks in (inside, across) for phase in (0, 1)]
-    assert found == [{1}, {4}, *([set(), {2}] if gathered else [{2}, {4}])]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])

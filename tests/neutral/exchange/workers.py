@@ -10,7 +10,18 @@ import queue
 import time
 from concurrent import futures
 from contextlib import closing, nullcontext, suppress
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 
@@ -18,6 +29,7 @@ from gluon_gc.exchange.coder import Coder
 from gluon_gc.exchange.coding import HostCalls
 from gluon_gc.exchange.exchange import Exchange
 from gluon_gc.exchange.job import Request, Result
+from gluon_gc.exchange.machines import Groups, Machines
 
 TIMEOUT = 30.0  # seconds until a wait in a test without faults fails
 
@@ -28,7 +40,7 @@ class Network:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)
         self.closed: Set[int] = set()  # the members that have closed their connections
-        self.sent: List[Tuple[Any, np.ndarray]] = []  # messages and their channels
+        self.sent: List[Tuple[Any, int, np.ndarray]] = []  # channels, senders and messages
         self._queues: Dict[Tuple[Any, int, int], queue.SimpleQueue] = {}
 
     def _queue(self, *key: Any) -> queue.SimpleQueue:
@@ -90,6 +102,26 @@ class Members:
         ]
 
 
+class TwoLevels:
+    """The networks of machines that sum first."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.groups = groups
+        self.inside = [Network(group) for group in groups]
+        self.across = [Network(peers) for peers in zip(*groups)]
+
+    def machines(self, rank: int) -> Machines:
+        """Return the machines of an exchange, for the worker with this rank."""
+        number = next(n for n, group in enumerate(self.groups) if rank in group)
+        local = self.groups[number].index(rank)
+        inside, across = Members(self.inside[number], local), Members(self.across[local], number)
+        return Machines(self.groups, number, local, inside, across)
+
+    def run(self, work: Callable[[Exchange], Any]) -> List:
+        """Return the results of `work` by rank; see `run`."""
+        return run(work, Network(range(sum(map(len, self.groups)))), self.machines)
+
+
 class AllReduce:
     """`transport.Work`: sums in the order of ranks."""
 
@@ -120,7 +152,7 @@ class Messages:
             copy = message.copy()
             self._sent.append((message, copy))
             if copy.size:
-                self._network.sent.append((self._channel, copy))
+                self._network.sent.append((self._channel, self._rank, copy))
                 self._network.send(self._channel, self._rank, receiver, copy)
 
     def wait(self) -> None:
@@ -136,14 +168,21 @@ class Arrays:
     """`arrays.Arrays` for arrays of NumPy."""
 
     host = "cpu"
-    coder = staticmethod(lambda device, *args: Coder(*args))
+    coder = staticmethod(lambda device, *args, **options: Coder(*args, **options))
     calls = staticmethod(HostCalls)
 
-    def memory(self, size: int) -> np.ndarray:
+    def memory(self, size: int, device: Optional[str] = None) -> np.ndarray:
+        assert device is None, "there is no GPU"
         return np.zeros(size, np.uint8)
 
     def view(self, room: np.ndarray, dtype: str) -> np.ndarray:
         return room.view(dtype)
+
+    def address(self, values: np.ndarray) -> int:
+        return values.ctypes.data
+
+    def queue(self, device: str) -> ContextManager[None]:
+        return nullcontext()
 
     def itemsize(self, dtype: str) -> int:
         return np.dtype(dtype).itemsize
@@ -170,7 +209,7 @@ class Arrays:
     def keeps_payloads(self, device: str, compressor: Any) -> bool:
         return False
 
-    def device_collectives(self, device: str) -> Any:
+    def device_collectives(self, device: str, members: Members) -> Any:
         raise NotImplementedError("there is no GPU")
 
 
