@@ -7,6 +7,7 @@ from typing import (
     Any,
     Collection,
     ContextManager,
+    Iterable,
     List,
     Optional,
     Protocol,
@@ -56,9 +57,10 @@ class Values(Protocol):
         """Return the memory address of the values of a slice."""
 
     def queue(self) -> ContextManager[Optional[int]]:
-        """Return a context for work on the values, which is complete at its end.
+        """Return a context for work on the values, which begins after they were computed.
 
-        It yields the stream of a GPU, or None.
+        It yields the stream of a GPU, or None. At its end, all copies to or from host memory are
+        complete. Other work of a GPU is in the thread's stream.
         """
 
 
@@ -79,8 +81,11 @@ class Calls(Protocol):
     def aggregate(self, states: States, positions: Positions) -> None:
         """As the owner, write the payloads of the sums to the buffers."""
 
-    def decompress(self, job: Job, positions: Positions) -> List[bool]:
-        """Write the sums to the job's values. Return for each whether it is finite."""
+    def decompress(self, job: Job, positions: Positions) -> Iterable[bool]:
+        """Write the sums to the job's values. Return for each whether it is finite.
+
+        To read the result may take until a GPU has written the sums. It is empty if nobody asks.
+        """
 
 
 class Arrays(Protocol):

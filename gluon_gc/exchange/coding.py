@@ -6,7 +6,7 @@ One `Coding` handles all chunks that a single call of the library can compress.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 from .. import kernels
 from .arrays import Arrays, Positions, Ratios, States
@@ -50,8 +50,11 @@ class Coding(Protocol):
     def answer(self, job: Job) -> None:
         """As an owner, sum the payloads or values of all workers."""
 
-    def deliver(self, job: Job) -> List[str]:
-        """Write the sums to the job's values. Return the tensors with a NaN or an infinity."""
+    def deliver(self, job: Job) -> Iterable[str]:
+        """Write the sums to the job's values. Return the tensors with a NaN or an infinity.
+
+        To read the result may take until a GPU has written the sums.
+        """
 
 
 class PlainCoding(Coding):
@@ -119,10 +122,13 @@ class PayloadCoding(Coding):
             drawn = [c.aggregator.take_draws() for c in owned] if self._draws else None
             self._calls.aggregate(states, drawn)
 
-    def deliver(self, job: Job) -> List[str]:
-        finite = self._calls.decompress(job, self._drawn)
-        pairs = zip(self._calls.delivered, finite)
-        return [chunk.piece.tensor for chunk, is_finite in pairs if not is_finite]
+    def deliver(self, job: Job) -> Iterator[str]:
+        return self._nonfinite(self._calls.decompress(job, self._drawn))
+
+    def _nonfinite(self, finite: Iterable[bool]) -> Iterator[str]:
+        for chunk, is_finite in zip(self._calls.delivered, finite):
+            if not is_finite:
+                yield chunk.piece.tensor
 
 
 class SummedCoding(PayloadCoding):

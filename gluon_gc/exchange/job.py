@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 from .. import kernels
 from . import header
@@ -92,6 +92,7 @@ class Task:
     job: Job
     outcome: Stamp = SAME  # of the comparison of all workers' stamps
     nonfinite: List[str] = field(default_factory=list)
+    later: List[Iterable[str]] = field(default_factory=list)  # more of them, known at the job's end
     unused: Set[str] = field(default_factory=set)
     contributors: int = 0  # the number of workers whose values are in the sums
     under_way: Any = None  # what a stage leaves for the next one

@@ -175,7 +175,7 @@ class Transfer(Stages):
             task.contributors = max(task.contributors, found.contributors)
         with self.meter.timing("decompress_seconds"):
             for coding in (*self._of_gathered, *self._of_others):
-                task.nonfinite += coding.deliver(task.job)
+                task.later.append(coding.deliver(task.job))
             for found in read:
                 task.note(found.outcome)
                 if found.unused:

@@ -20,7 +20,7 @@ from ...exchange.job import Announced, Request, Result
 from ...exchange.plan import Tensor
 from ...exchange.transfers import Transfers
 from ..transport import gpu, new_exchange, staging
-from ..transport.staging import declared, future_on, resolving
+from ..transport.staging import Names, declared, future_on, resolving
 
 Tensors = Dict[str, torch.Tensor]
 
@@ -179,18 +179,18 @@ class Rounds:
 
     def _start(
         self, values: staging.Staged, announced: Optional[Announced], lane: Optional[Lane]
-    ) -> Future[List[str]]:
+    ) -> Future[Names]:
         """Start to replace vectors by their averages. Without a lane, there are none.
 
         The value of the future: the names of the vectors with a NaN or an infinity.
         """
-        future: Future[List[str]] = future_on(values.device)
+        future: Future[Names] = future_on(values.device)
 
-        def result(found: Result) -> List[str]:
+        def result(found: Result) -> Names:
             values.finish(1.0)
-            return found.nonfinite
+            return Names(found.nonfinite, values)
 
-        request, done = Request(values, announced=announced), resolving(future, result)
+        request, done = Request(values, announced=announced), resolving(future, result, values)
         if lane is None:
             self.exchange.start(request, (), done)
         else:

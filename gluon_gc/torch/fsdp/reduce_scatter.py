@@ -63,7 +63,7 @@ class ReduceScatter(Unit):
         group: dist.ProcessGroup,
         op: Any,
         async_op: bool = False,
-    ) -> Optional[Future[None]]:
+    ) -> Optional[Future[torch.Tensor]]:
         """Write the sum, or average, of this worker's shards to `output_tensor`.
 
         Return after that, or with `async_op` at once, and then a future of it. A parameter without
@@ -86,7 +86,7 @@ class ReduceScatter(Unit):
         loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
         steps, future = self._steps, future_on(shards.device)
 
-        def result(found: Result) -> None:
+        def result(found: Result) -> torch.Tensor:
             if found.nonfinite and self.shards.on_nonfinite == "raise":
                 name = parameter_of(found.nonfinite[0])
                 raise RuntimeError(
@@ -96,6 +96,7 @@ class ReduceScatter(Unit):
             with shards.queue():
                 own = zip(self._parameters, self.shards.split(rank, output_tensor).values())
                 self.undo.note_zeros({n: t for n, t in own if self.shards.params[n].draws})
+            return output_tensor
 
         request = Request(
             rows,
@@ -105,7 +106,7 @@ class ReduceScatter(Unit):
             continues=continues,
             output=shards,
         )
-        self._exchange.start(request, [self._transfer], resolving(future, result))
+        self._exchange.start(request, [self._transfer], resolving(future, result, shards))
         if async_op:
             return future
         future.wait()

@@ -28,9 +28,9 @@ from ...exchange.job import Request, Result
 from ...exchange.plan import applies_momentum, travels_compressed
 from ...log import logger
 from .. import automatic, closing
-from ..transport import new_exchange, staging
+from ..transport import gpu, new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse
-from ..transport.staging import declared, future_on, resolving
+from ..transport.staging import Names, declared, future_on, resolving
 from .checks import OptimizerCheck, WeightCheck
 from .momentum import Momentum
 from .optimizer_hooks import around_update, param_groups, weakly
@@ -280,7 +280,7 @@ class GradientSteps:
             drawn = {n: g for n, g in gradients.items() if n in compression.drawn}
             with staged.queue():
                 self.undo.note_zeros(drawn)
-            return found.unused
+            return Names(found.unused, staged)
 
         future: Future[Collection[str]] = future_on(staged.device)
         stamp = self._stamp if present else header.SAME
@@ -292,7 +292,7 @@ class GradientSteps:
             stamp=stamp,
             continues=continued,
         )
-        compression.lane.start(request, resolving(future, result))
+        compression.lane.start(request, resolving(future, result, staged))
         return future
 
     def average_sparse(
@@ -314,7 +314,8 @@ class GradientSteps:
         values = torch.zeros_like(parameter, layout=torch.sparse_coo) if absent else gradient
         stamp = header.SAME if absent else self._stamp
         averages: List[torch.Tensor] = []
-        request = SparseRequest(name, values, averages.append, absent, stamp=stamp)
+        ready = gpu.mark(values.device)
+        request = SparseRequest(name, values, averages.append, absent, stamp=stamp, ready=ready)
         start_sparse(compression.exchange, request, resolving(future, result))
         return future
 
