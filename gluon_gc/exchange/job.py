@@ -32,7 +32,8 @@ class Request:
     absent: Collection[str] = ()
     """The tensors without a gradient here. Their values are zeros. If no worker has a gradient, the
     exchange is taken back, so `continues` must be given."""
-    stamp: Stamp = SAME  # must be the same on all workers
+    stamp: Callable[[], Stamp] = lambda: SAME
+    """Returns the stamp when it is sent. It must be the same on all workers."""
     continues: Optional[Collection[str]] = None
     """The tensors whose last exchange this one continues, see `Coder.turn`. None: this exchange
     cannot be taken back."""
@@ -78,7 +79,7 @@ class Job:
     def stamp_of(self, identity: int) -> Stamp:
         """Return the stamp for a transfer with this `header.identity`."""
         tensors = header.checksum_of_job(self.number, identity)
-        return self.request.stamp._replace(tensors=tensors)
+        return self.request.stamp()._replace(tensors=tensors)
 
 
 @dataclass

@@ -12,19 +12,20 @@ import traceback
 from collections import Counter, deque
 from contextlib import contextmanager, nullcontext
 
+import torch
 import torch.distributed as dist
 from torch._jit_internal import _extract_tensors
+from torch.autograd import _unsafe_preserve_version_counter as preserving_version
 from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _IDLE, _STUCK = 1, 60  # seconds until an idle thread ends, and until a wait is an error
 
 lazy = set()
-"""The names of lazy streams: "caller" in tests, "nccl", "pool" of PyTorch's futures, and numbers
-from 0, in the order in which the threads of a process make their streams."""
+"""The names of lazy streams: those of the threads that make them, "caller", "nccl", and "pool" of
+PyTorch's futures."""
 waits = Counter()
 """How often the host has waited, by function."""
-_numbers = itertools.count()
 
 
 class Event:
@@ -44,7 +45,7 @@ class Event:
 
 class Stream:
     def __init__(self, device=None, name=None):
-        self.name = next(_numbers) if name is None else name
+        self.name = threading.current_thread().name if name is None else name
         self.cuda_stream = id(self)
         self.queued = self._done = self._wanted = 0
         self._items, self._changed = deque(), threading.Condition()
@@ -73,6 +74,7 @@ class Stream:
     def _may_run(self):
         return self._items and (self.name not in lazy or self._wanted > self._done)
 
+    @torch.no_grad()
     def _run(self):
         while True:
             with self._changed:
@@ -182,9 +184,17 @@ class _Queued(TorchDispatchMode):
         if any(alias is not None and not alias.is_write for alias in aliases):
             return function(*args, **kwargs)  # a view
         if any(alias is not None for alias in aliases):
-            stream.put(lambda: function(*args, **kwargs))
             name = next(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write)
-            return kwargs.get(name, args[0])
+            written = kwargs.get(name, args[0])
+
+            def write():
+                with preserving_version(written):  # it has changed already, when this was queued
+                    function(*args, **kwargs)
+
+            stream.put(write)
+            return written
+        if function.namespace == "profiler":
+            return function(*args, **kwargs)
         if not schema.returns or any(str(each.type) != "Tensor" for each in schema.returns):
             waits[str(function)] += 1
             stream.run_until(stream.queued)
@@ -196,7 +206,8 @@ class _Queued(TorchDispatchMode):
             def compute():
                 again = function(*args, **kwargs)
                 for old, new in zip(flat, again if isinstance(again, tuple) else (again,)):
-                    old.copy_(new)
+                    with preserving_version(old):
+                        old.copy_(new)
 
             stream.put(compute)
         return results

@@ -109,11 +109,12 @@ class AllGather(Unit):
         of the flagged ones. It returns the names of shards with a NaN or an infinity.
         """
         self._gathers += 1
+        stamp = Stamp(self._gathers % 2**32)
         gather = _Gather(self._device, target, finish)
         request = GatherRequest(
             staging.Staged(values),
             average=False,
-            stamp=Stamp(self._gathers % 2**32),
+            stamp=lambda: stamp,
             receive=gather.receive,
             flagged=flagged,
         )

@@ -98,11 +98,12 @@ class ReduceScatter(Unit):
                 self.undo.note_zeros({n: t for n, t in own if self.shards.params[n].draws})
             return output_tensor
 
+        stamp = Stamp(self._begun % 2**32, self.undo.digest)
         request = Request(
             rows,
             average=_averages(op),
             divisor=loss_scale,
-            stamp=Stamp(self._begun % 2**32, self.undo.digest),
+            stamp=lambda: stamp,
             continues=continues,
             output=shards,
         )

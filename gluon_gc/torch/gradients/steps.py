@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import (
     TYPE_CHECKING,
     Collection,
@@ -40,6 +41,11 @@ from .undo import Undo
 
 if TYPE_CHECKING:
     from ..optimizer.distributed import Averager
+
+
+def _same() -> header.Stamp:
+    """Return the stamp of a worker without gradients."""
+    return header.SAME
 
 
 class GradientCompression:
@@ -147,7 +153,7 @@ class GradientSteps:
         self._begun = 0
         self.rates, self._ratios = LearningRates(), {}  # by parameter name
         self._nonfinite: List[str] = []  # names of parameters, in the last step
-        self._stamp = header.SAME
+        self._stamp = _same
         self._continued: Set[str] = set()  # names whose last average is in the gradients
         self._at_close = ExitStack()
         if momentum is not None:
@@ -221,15 +227,16 @@ class GradientSteps:
         self._ratios = self.rates.advance(self._current_rates())
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
-        sample, weight, largest = self.weight_check.begin()
-        self._stamp = header.Stamp(
-            self._begun % 2**32,
-            self.undo.digest,
-            checksum,
-            sample=sample,
-            weight=header.bits(weight),
-            largest=header.bits(largest),
-        )
+        stamp = header.Stamp(self._begun % 2**32, self.undo.digest, checksum)
+        read_sample = self.weight_check.begin()
+
+        @lru_cache(maxsize=None)  # once
+        def with_sample() -> header.Stamp:
+            sample, weight, largest = read_sample()
+            weight, largest = header.bits(weight), header.bits(largest)
+            return stamp._replace(sample=sample, weight=weight, largest=largest)
+
+        self._stamp = with_sample
 
     def _follow_momentum(self, momentum: Momentum) -> None:
         """Compress with the momentum that the optimizer has now, and take over its own momentum."""
@@ -283,7 +290,7 @@ class GradientSteps:
             return Names(found.unused, staged)
 
         future: Future[Collection[str]] = future_on(staged.device)
-        stamp = self._stamp if present else header.SAME
+        stamp = self._stamp if present else _same
         request = Request(
             staged,
             divisor=loss_scale,
@@ -312,7 +319,7 @@ class GradientSteps:
         future: Future[Optional[torch.Tensor]] = future_on(parameter.device)
         absent = gradient is None
         values = torch.zeros_like(parameter, layout=torch.sparse_coo) if absent else gradient
-        stamp = header.SAME if absent else self._stamp
+        stamp = _same if absent else self._stamp
         averages: List[torch.Tensor] = []
         ready = gpu.mark(values.device)
         request = SparseRequest(name, values, averages.append, absent, stamp=stamp, ready=ready)

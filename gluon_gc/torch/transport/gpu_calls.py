@@ -40,6 +40,8 @@ class GpuCoder(Coder):
     ) -> None:
         self.device = device
         super().__init__(params, n, dtype, start)
+        with gpu.queue(device):
+            gpu.mark(device).synchronize()  # another thread will use the state
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         super().set_epoch(epoch)
@@ -57,7 +59,6 @@ class GpuCoder(Coder):
                 None if size is None else torch.zeros(size, dtype=dtype, device=self.device)
                 for size in sizes
             ]
-            gpu.mark(self.device).synchronize()  # another thread may use it next
         self._copies.append(tensors)
         return self._refer_to(_addresses(tensors))
 

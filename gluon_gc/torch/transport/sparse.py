@@ -37,7 +37,7 @@ class SparseRequest:
     deliver: Callable[[torch.Tensor], None]
     is_absent: bool = False  # whether this worker has no gradient; values are empty then
     average: bool = True
-    stamp: Stamp = SAME
+    stamp: Callable[[], Stamp] = lambda: SAME
     ready: Any = None  # the `gpu.mark` of the values
     divisor = 1.0
     announced = None
