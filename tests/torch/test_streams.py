@@ -4,6 +4,7 @@ The script of these tests has a stream of its own. Nothing in it waits for the d
 end, so each step is queued while the work of earlier steps may not have begun.
 """
 
+import threading
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from unittest import mock
 
@@ -231,3 +232,64 @@ def nonfinite_gradients_are_found(folder):
 @pytest.mark.parametrize("variables", [NCCL, GLOO], ids=["nccl", "gloo"])
 def test_nonfinite_gradients_are_found(emulated_gpu, variables):
     run(nonfinite_gradients_are_found, 2, variables, folder=emulated_gpu)
+
+
+@pytest.fixture
+def emulated_streams():
+    """Let this process use emulated streams, without kernels."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(gpu, "cuda", streams.Cuda))
+        stack.enter_context(mock.patch.object(gpu, "has_streams", lambda device: True))
+        stack.enter_context(mock.patch.dict(gpu._own.streams, clear=True))
+        yield
+    streams.lazy.clear()
+
+
+@pytest.mark.parametrize("waits, expected", [(True, 1.0), (False, 0.0)])
+def test_a_late_stream_runs_if_another_one_waits_for_it(emulated_streams, waits, expected):
+    streams.lazy.add("caller")
+    late, reader = streams.caller(), streams.Stream(name="reader")
+    values = torch.zeros(1)
+    with streams.Cuda.stream(late):
+        values.fill_(1)
+    if waits:
+        reader.wait_event(late.record_event())
+    with streams.Cuda.stream(reader):
+        copied = values.clone()
+    reader.synchronize()
+    assert copied.item() == expected
+    late.synchronize()
+    assert values.item() == 1 and copied.item() == expected
+
+
+def test_memory_is_recorded_once_in_each_stream_that_uses_it(emulated_streams):
+    recorded, memory = [], [torch.zeros(1)]
+
+    def use():
+        for _ in range(3):
+            with order.queue():
+                pass
+
+    with mock.patch.object(gpu, "record", recorded.append):
+        order = gpu.Order(gpu.CPU, memory)
+        use()
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    assert recorded == [memory, memory]
+
+
+def test_each_use_of_memory_waits_for_the_last_one_on_another_thread(emulated_streams):
+    order, values = gpu.Order(gpu.CPU), torch.zeros(1)
+
+    def add(number):
+        with order.queue():
+            values.mul_(10).add_(number)
+
+    streams.lazy.update(f"adder {number}" for number in range(5))
+    for number in range(5):
+        thread = threading.Thread(target=add, args=(number,), name=f"adder {number}")
+        thread.start()
+        thread.join()
+    streams.Cuda.synchronize()
+    assert values.item() == 1234

@@ -153,7 +153,7 @@ class GradientSteps:
         self._begun = 0
         self.rates, self._ratios = LearningRates(), {}  # by parameter name
         self._nonfinite: List[str] = []  # names of parameters, in the last step
-        self._stamp = _same
+        self._stamp, self._loss_scale = _same, 1.0
         self._continued: Set[str] = set()  # names whose last average is in the gradients
         self._at_close = ExitStack()
         if momentum is not None:
@@ -225,6 +225,8 @@ class GradientSteps:
         if not self._continued:
             self.count += 1
         self._ratios = self.rates.advance(self._current_rates())
+        if self._grad_scaler is not None:
+            self._loss_scale = self._grad_scaler.get_scale()  # it waits for a GPU
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
         stamp = header.Stamp(self._begun % 2**32, self.undo.digest, checksum)
@@ -273,9 +275,8 @@ class GradientSteps:
         """See `CompressionState.average`. A step has begun."""
         present = [name for name in gradients if name not in absent]
         staged = staging.Staged(gradients)
-        loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
-
-        step, compression, continued = self.count, self.compression, self._continued
+        loss_scale, step = self._loss_scale, self.count
+        compression, continued = self.compression, self._continued
 
         def result(found: Result) -> Collection[str]:
             if found.unused:
