@@ -1,7 +1,7 @@
 """Makes gluon_gc.torch treat CPU tensors as tensors on an emulated GPU.
 
-This runs all GPU code, with the streams of streams.py in the place of PyTorch's. Gloo carries the
-messages of NCCL. PyTorch's allocator is not emulated.
+This runs all GPU code. The streams of streams.py replace PyTorch's, and Gloo carries NCCL's messages.
+PyTorch's allocator is not emulated.
 """
 
 from bisect import bisect

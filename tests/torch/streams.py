@@ -117,7 +117,7 @@ _all = []
 
 
 class Cuda:
-    """In the place of torch.cuda."""
+    """Replaces torch.cuda."""
 
     @staticmethod
     def Stream(device=None):

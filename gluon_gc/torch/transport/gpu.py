@@ -14,7 +14,7 @@ Each thread of gluon_gc has its own CUDA stream. Events keep the work in order o
   (`Tensor.record_stream`), so that the allocator does not reuse it too early.
 
 The host waits for a device only at the end of a `queue` that has copied to or from host memory. The
-CPU then sends the copy, or receives the next message in its place.
+CPU then sends the copy, or receives the next message into the memory that was copied.
 """
 
 from __future__ import annotations
