@@ -82,7 +82,7 @@ class Allreduce(Stages):
         with self.meter.timing("wait_seconds"):
             task.under_way.wait()
         values = task.job.request.sums.of(self._piece)
-        if self.chunks[0].checked and not self._arrays.is_finite(values):
+        if self.chunks[0].checked and not self._arrays.check_finite(values)():
             task.nonfinite.append(self._piece.tensor)
         self.meter.pulled_bytes += self._bytes
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import (
     TYPE_CHECKING,
     Any,
+    Callable,
     Collection,
     ContextManager,
+    Iterable,
     List,
     Optional,
     Protocol,
@@ -55,10 +57,18 @@ class Values(Protocol):
         """Return the memory address of the values of a slice."""
 
     def queue(self) -> ContextManager[Optional[int]]:
-        """Return a context for work on the values, which is complete at its end.
+        """Return a context for work on the values, which begins after they were computed.
 
-        It yields the stream of a GPU, or None.
+        It yields the stream of a GPU, or None. At its end, all copies to or from host memory are
+        complete. Other work of a GPU is in the thread's stream.
         """
+
+
+class Order(Protocol):
+    """The order of the work on some memory."""
+
+    def queue(self) -> ContextManager[Optional[int]]:
+        """Return a context for work after all work so far; see `Values.queue`."""
 
 
 class Calls(Protocol):
@@ -78,8 +88,11 @@ class Calls(Protocol):
     def aggregate(self, states: States, positions: Positions) -> None:
         """As the owner, write the payloads of the sums to the buffers."""
 
-    def decompress(self, job: Job, positions: Positions) -> List[bool]:
-        """Write the sums to the job's values. Return for each whether it is finite."""
+    def decompress(self, job: Job, positions: Positions) -> Iterable[bool]:
+        """Write the sums to the job's values. Return for each whether it is finite.
+
+        To read the result may take until a GPU has written the sums. It is empty if nobody asks.
+        """
 
 
 class Arrays(Protocol):
@@ -105,8 +118,8 @@ class Arrays(Protocol):
     def address(self, values: Array) -> int:
         """Return the memory address of values."""
 
-    def queue(self, device: Any) -> ContextManager[Optional[int]]:
-        """Return a context for work on arrays of a device; see `Values.queue`."""
+    def order(self, device: Any, memory: Iterable[Array]) -> Order:
+        """Return the order of the work on some memory of a device, which several threads use."""
 
     def itemsize(self, dtype: str) -> int:
         """Return the bytes of an element."""
@@ -123,8 +136,11 @@ class Arrays(Protocol):
     def sum_rows(self, rows: Array, total: Array) -> None:
         """Add the rows in their order, in at least float32, and round the sum to total's dtype."""
 
-    def is_finite(self, values: Array) -> bool:
-        """Return whether values have no NaN and no infinity."""
+    def check_finite(self, values: Array) -> Callable[[], bool]:
+        """Check values for NaNs and infinities; the result tells whether there are none.
+
+        It waits until a GPU has checked them.
+        """
 
     def in_host_memory(self, device: Any) -> bool:
         """Return whether the CPU can read arrays of this device."""

@@ -5,9 +5,8 @@ One `Coding` handles all chunks that a single call of the library can compress.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 from .. import kernels
 from .arrays import Arrays, Positions, Ratios, States
@@ -51,16 +50,18 @@ class Coding(Protocol):
     def answer(self, job: Job) -> None:
         """As an owner, sum the payloads or values of all workers."""
 
-    def deliver(self, job: Job) -> List[str]:
-        """Write the sums to the job's values. Return the tensors with a NaN or an infinity."""
+    def deliver(self, job: Job) -> Iterable[str]:
+        """Write the sums to the job's values. Return the tensors with a NaN or an infinity.
+
+        To read the result may take until a GPU has written the sums.
+        """
 
 
 class PlainCoding(Coding):
     """Chunks that are sent uncompressed."""
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
-        self._arrays, self._on_gpu = arrays, chunks[0].on_gpu
-        view = arrays.view
+        self._arrays, view = arrays, arrays.view
         self._sent = [(c, view(buffers.sent[c], c.wire)) for c in buffers.outgoing(chunks)]
         self._owned = [
             (view(buffers.received[c], c.wire), view(buffers.answer[c], c.wire))
@@ -68,26 +69,30 @@ class PlainCoding(Coding):
             if c in buffers.received
         ]
         self._answers = [(c, view(buffers.answers[c], c.wire)) for c in buffers.delivered(chunks)]
+        first = chunks[0]
+        memory = [buffer for _, buffer in (*self._sent, *self._answers)]
+        memory += [buffer for pair in self._owned for buffer in pair]
+        self._order = arrays.order(first.device if first.on_gpu else arrays.host, memory)
 
     def encode(self, job: Job) -> None:
         values = job.request.values
-        with values.queue():
+        with values.queue(), self._order.queue():
             for chunk, sent in self._sent:
                 self._arrays.copy(values.of(chunk.piece), sent, job.scale)
 
     def answer(self, job: Job) -> None:
-        with job.request.values.queue() if self._on_gpu else nullcontext():
+        with self._order.queue():
             for received, answer in self._owned:
                 self._arrays.sum_rows(received, answer)
 
-    def deliver(self, job: Job) -> List[str]:
-        nonfinite, values = [], job.request.sums
-        with values.queue():
+    def deliver(self, job: Job) -> Iterator[str]:
+        checks, values = [], job.request.sums
+        with values.queue(), self._order.queue():
             for chunk, (answer,) in self._answers:
                 self._arrays.copy(answer, values.of(chunk.piece))
-                if chunk.checked and not self._arrays.is_finite(answer):
-                    nonfinite.append(chunk.piece.tensor)
-        return nonfinite
+                if chunk.checked:
+                    checks.append((chunk.piece.tensor, self._arrays.check_finite(answer)))
+        return (name for name, is_finite in checks if not is_finite())
 
 
 class PayloadCoding(Coding):
@@ -121,10 +126,13 @@ class PayloadCoding(Coding):
             drawn = [c.aggregator.take_draws() for c in owned] if self._draws else None
             self._calls.aggregate(states, drawn)
 
-    def deliver(self, job: Job) -> List[str]:
-        finite = self._calls.decompress(job, self._drawn)
-        pairs = zip(self._calls.delivered, finite)
-        return [chunk.piece.tensor for chunk, is_finite in pairs if not is_finite]
+    def deliver(self, job: Job) -> Iterator[str]:
+        return self._nonfinite(self._calls.decompress(job, self._drawn))
+
+    def _nonfinite(self, finite: Iterable[bool]) -> Iterator[str]:
+        for chunk, is_finite in zip(self._calls.delivered, finite):
+            if not is_finite:
+                yield chunk.piece.tensor
 
 
 class SummedCoding(PayloadCoding):

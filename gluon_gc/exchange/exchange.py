@@ -436,14 +436,16 @@ class _Progress:
         under_way = self._under_way[task.job.number]
         under_way.transfers -= 1
         under_way.nonfinite += task.nonfinite
+        under_way.later += task.later
         under_way.unused |= task.unused
         if task.outcome != SAME:
             under_way.outcome = task.outcome
         if not under_way.transfers:
+            nonfinite = [*under_way.nonfinite, *itertools.chain.from_iterable(under_way.later)]
             del self._under_way[task.job.number]
             problem = header.problem(under_way.outcome, self.names, self.unused)
             error = RuntimeError(problem) if problem else None
-            under_way.finish(Result(under_way.nonfinite, under_way.unused), error)
+            under_way.finish(Result(nonfinite, under_way.unused), error)
 
     def failed(self, task: Task, error: BaseException) -> None:
         """End a task that an error has stopped, and its job."""
@@ -466,6 +468,7 @@ class _UnderWay:
     transfers: int  # that have not ended
     _done: Done
     nonfinite: List[str] = field(default_factory=list)
+    later: List[Iterable[str]] = field(default_factory=list)
     unused: Set[str] = field(default_factory=set)
     outcome: Stamp = SAME
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 from .. import kernels
 from . import header
@@ -32,7 +32,8 @@ class Request:
     absent: Collection[str] = ()
     """The tensors without a gradient here. Their values are zeros. If no worker has a gradient, the
     exchange is taken back, so `continues` must be given."""
-    stamp: Stamp = SAME  # must be the same on all workers
+    stamp: Callable[[], Stamp] = lambda: SAME
+    """Returns the stamp when it is sent. It must be the same on all workers."""
     continues: Optional[Collection[str]] = None
     """The tensors whose last exchange this one continues, see `Coder.turn`. None: this exchange
     cannot be taken back."""
@@ -78,7 +79,7 @@ class Job:
     def stamp_of(self, identity: int) -> Stamp:
         """Return the stamp for a transfer with this `header.identity`."""
         tensors = header.checksum_of_job(self.number, identity)
-        return self.request.stamp._replace(tensors=tensors)
+        return self.request.stamp()._replace(tensors=tensors)
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Task:
     job: Job
     outcome: Stamp = SAME  # of the comparison of all workers' stamps
     nonfinite: List[str] = field(default_factory=list)
+    later: List[Iterable[str]] = field(default_factory=list)  # more of them, known at the job's end
     unused: Set[str] = field(default_factory=set)
     contributors: int = 0  # the number of workers whose values are in the sums
     under_way: Any = None  # what a stage leaves for the next one

@@ -141,7 +141,7 @@ class _Sums:
     """The sums of a machine, as `arrays.Values`."""
 
     def __init__(self, rooms: Dict[ExchangedChunk, Any], device: Any, arrays: Arrays) -> None:
-        self.device, self._arrays = device, arrays
+        self.device, self._order = device, arrays.order(device, rooms.values())
         self._sums = {c.piece: arrays.view(room, c.working) for c, room in rooms.items()}
         self._addresses = {piece: arrays.address(values) for piece, values in self._sums.items()}
         self.names = {piece.tensor for piece in self._sums}
@@ -153,7 +153,7 @@ class _Sums:
         return self._addresses[piece]
 
     def queue(self) -> ContextManager[Optional[int]]:
-        return self._arrays.queue(self.device)
+        return self._order.queue()
 
 
 class MachineTransfer(Stages):
@@ -268,7 +268,7 @@ class MachineTransfer(Stages):
             task.unused.update(chunk.piece.tensor for chunk in found.unused)
         with self.meter.timing("decompress_seconds"):
             for coding in self._delivering:
-                task.nonfinite += coding.deliver(task.job)
+                task.later.append(coding.deliver(task.job))
             if task.unused:
                 self._leave_out(task)
         self._out.expect()

@@ -30,8 +30,10 @@ class Pipeline:
         self._first = queues[0]
         calls = _Calls(done, failed, broken)
         threads = [
-            threading.Thread(target=calls.run, args=(stage, *pair), daemon=True)
-            for stage, pair in zip(stages, zip(queues, [*queues[1:], None]))
+            threading.Thread(
+                target=calls.run, args=(stage, *pair), name=f"gluon_gc stage {number}", daemon=True
+            )
+            for number, (stage, pair) in enumerate(zip(stages, zip(queues, [*queues[1:], None])))
         ]
         for thread in threads:
             thread.start()

@@ -8,7 +8,14 @@ echo "== Comparing the GPU's bytes with the CPU's"
 $tests
 if ${PYTHON:-python3} -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
   echo "== Comparing PyTorch's workers on the GPU with workers on the CPU"
-  ${PYTHON:-python3} -m torch.distributed.run --standalone --nproc-per-node 2 tests/cuda/torch_on_gpu.py
+  workers="${PYTHON:-python3} -m torch.distributed.run --standalone --nproc-per-node 2 tests/cuda/torch_on_gpu.py"
+  $workers
+  if ${PYTHON:-python3} -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 2)'; then
+    echo "== The same over NCCL"
+    GLUON_GC_PAYLOADS=nccl $workers
+  else
+    echo "== There is one GPU: nothing ran over NCCL"
+  fi
 fi
 if command -v compute-sanitizer > /dev/null; then
   for tool in memcheck racecheck synccheck; do

@@ -5,14 +5,19 @@
 
 A loss that is linear in the parameters has the same gradients on CPU and GPU, bit for bit. So the
 averages, residuals and momentum must be equal too. Each check prints a line.
+
+With a GPU for each worker, GLUON_GC_PAYLOADS=nccl runs the same checks over NCCL.
 """
 
+import os
 import sys
 import tempfile
 import time
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -124,6 +129,104 @@ def check_hook(device, params):
     require_equal(state, last, "state after a checkpoint")
 
 
+class Racer:
+    """Averages given gradients, which one busy stream writes, and another one uses and overwrites.
+
+    Nothing but the exchange's future orders the two streams.
+    """
+
+    SIZES = {"first": 300_000, "second": 70_000}  # their payloads travel in one transfer
+
+    def __init__(self, device, params, seed, steps):
+        self._cuda = device.type == "cuda"
+        random = torch.Generator().manual_seed(10 * seed + dist.get_rank())
+        self._given = [
+            [torch.randn(n, generator=random).to(device) for n in self.SIZES.values()]
+            for _ in range(steps)
+        ]
+        zeros = {name: torch.zeros(n, device=device) for name, n in self.SIZES.items()}
+        self.parameters = {name: torch.nn.Parameter(values) for name, values in zeros.items()}
+        self._optimizer = torch.optim.SGD(self.parameters.values(), lr=0.01)
+        self.state = bps.CompressionState(self.parameters.items(), params, self._optimizer)
+        self._streams = [torch.cuda.Stream(device) if self._cuda else None for _ in range(2)]
+        self._busy = torch.ones(2048, 2048, device=device) if self._cuda else None
+        if self._cuda:
+            torch.cuda.synchronize(device)
+        self.averages = []
+
+    @contextmanager
+    def _stream(self, number):
+        """Queue work in a stream behind other work."""
+        with torch.cuda.stream(self._streams[number]) if self._cuda else nullcontext():
+            if self._cuda:
+                for _ in range(5):
+                    (self._busy @ self._busy).clamp_(-1, 1)
+            yield
+
+    def start(self, step):
+        with self._stream(0):
+            self._gradients = {n: g.clone() for n, g in zip(self.SIZES, self._given[step])}
+            self._future = self.state.average(self._gradients)
+
+    def finish(self):
+        with self._stream(1):
+            self._future.wait()
+            for name, parameter in self.parameters.items():
+                parameter.grad = self._gradients[name].clone()
+            self.averages += [parameter.grad.clone() for parameter in self.parameters.values()]
+            self.state.gradients.undo.delivered()
+            self._optimizer.step()
+            for gradient in self._gradients.values():
+                gradient.fill_(float("nan"))
+            self._gradients = {}  # the allocator may reuse them at once
+
+    def close(self):
+        if self._cuda:
+            torch.cuda.synchronize()
+        self.state.close()
+        return self.averages
+
+
+def raced(device, params, steps=30):
+    """Return the averages of two exchanges that are always in flight together."""
+    racers = [Racer(device, params, seed, steps) for seed in range(2)]
+    for step in range(steps):
+        for racer in racers:
+            racer.start(step)
+        for racer in racers:
+            racer.finish()
+    return [result for racer in racers for result in racer.close()]
+
+
+def check_races(device, params):
+    """Compare exchanges in streams without any other order with the CPU, over many steps."""
+    require_equal(raced(device, params), raced(torch.device("cpu"), params), "averages")
+
+
+def check_waits(device):
+    """Check how often the host waits in a step, and that PyTorch finds no other synchronization."""
+    expected = 2 if os.environ.get("GLUON_GC_PAYLOADS") == "nccl" else 3
+    racer, waits, wait = Racer(device, ONEBIT, 0, 8), [], torch.cuda.Event.synchronize
+
+    def counted(event):
+        waits.append(event)
+        wait(event)
+
+    with mock.patch.object(torch.cuda.Event, "synchronize", counted):
+        for step in range(8):
+            if step == 4:
+                torch.cuda.synchronize(device)
+                waits.clear()
+            torch.cuda.set_sync_debug_mode("error" if step >= 4 else "default")
+            try:
+                racer.start(step)
+                racer.finish()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    racer.close()
+    assert len(waits) == 4 * expected, f"{len(waits)} waits in 4 steps"
+
+
 def check_alike(net, what):
     """Check that the weights have the same bits on all workers."""
     flat = torch.cat([p.detach().reshape(-1).cpu() for p in net.parameters()])
@@ -223,6 +326,9 @@ def checks(device):
     adam = lambda parameters: torch.optim.Adam(parameters, lr=1e-3)  # noqa: E731
     found = {f"hook, {name}": lambda p=p: check_hook(device, p) for name, p in SETTINGS.items()}
     found["a NaN"] = lambda: check_nonfinite(device)
+    for name in ("onebit", "topk", "blockwise", "uncompressed"):
+        found[f"races, {name}"] = lambda p=SETTINGS[name]: check_races(device, p)
+    found["waits of the host"] = lambda: check_waits(device)
     local = {"name": "local_steps", "every": 4}
     for name, arguments in {
         "onebit in DistributedOptimizer": (sgd, ONEBIT),

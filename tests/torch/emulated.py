@@ -1,28 +1,36 @@
 """Makes gluon_gc.torch treat CPU tensors as tensors on an emulated GPU.
 
-This runs all GPU code except PyTorch's own streams and copies, and NCCL, which PyTorch for CPUs
-lacks. Gloo carries the messages of NCCL.
+This runs all GPU code. The streams of streams.py replace PyTorch's, and Gloo carries NCCL's
+messages. PyTorch's allocator is not emulated.
 """
 
-import threading
+from bisect import bisect
 from contextlib import contextmanager
 from pathlib import Path
 
-from gluon_gc.torch.transport import gpu, nccl
+from gluon_gc.torch.transport import gpu, gpu_calls, nccl, staging
 from tests.cuda import emulator
 
-STREAM = 7
+from . import streams
+
+_copy, _host_memory, _make_batch = gpu.copy, gpu.host_memory, gpu_calls.GpuBatch.__init__
+_queued = gpu.Order._queued
+_on_host = []  # the sorted addresses of host memory, with their ends and tensors
 
 
 def start(folder):
     """Start to emulate. `emulator.build` made the folder; None means a GPU without our kernels."""
     if folder is not None:
         emulator.load(Path(folder))
-    gpu.in_host_memory = lambda device: False
+    gpu.cuda = streams.Cuda
+    gpu.in_host_memory, gpu.has_streams = lambda device: False, lambda device: True
     gpu.has_kernels = lambda device, compressor: folder is not None and _runs(compressor)
-    nccl.BACKEND = "gloo"
-    gpu.queue = _queue
-    gpu.copy = _queued(_copy)
+    gpu.is_on_gpu, gpu.record = _is_on_gpu, lambda memory: None
+    gpu.copy, gpu.host_memory = _copy_in_queue, _known_host_memory
+    gpu.Order._queued = _holding_queue
+    gpu_calls.GpuBatch.__init__ = _make_queued_batch
+    nccl.BACKEND, nccl.batch_isend_irecv = "gloo", streams.batch_isend_irecv
+    staging.Future = streams.StreamFuture
 
 
 def _runs(compressor):
@@ -30,22 +38,32 @@ def _runs(compressor):
     return compressor.runs_on_gpu()
 
 
-_own = threading.local()
-_copy = gpu.copy
+def _known_host_memory(size, dtype):
+    memory = _host_memory(size, dtype)
+    begin = memory.data_ptr()
+    _on_host.insert(bisect(_on_host, (begin,)), (begin, begin + memory.nbytes, memory))
+    return memory
+
+
+def _is_on_gpu(tensor):
+    """Return whether a tensor is neither host memory nor made of a NumPy array."""
+    address = tensor.data_ptr()
+    before = bisect(_on_host, (address + 1,)) - 1
+    in_host_memory = before >= 0 and address < _on_host[before][1]
+    return not in_host_memory and tensor.untyped_storage().resizable()
 
 
 @contextmanager
-def _queue(device, after=None):
-    _own.queues = True
-    yield STREAM
-    _own.queues = False
+def _holding_queue(order, events):
+    with _queued(order, events) as stream, streams.holding(order._memory):
+        yield stream
 
 
-def _queued(function):
-    """Wrap a function so that it fails outside a queue, where nobody would wait for it."""
+def _copy_in_queue(source, target):
+    assert streams.Cuda.current_stream().name != "host", "this is not in a queue"
+    _copy(source, target)
 
-    def checked(*arguments):
-        assert getattr(_own, "queues", False), "this is not in a queue"
-        return function(*arguments)
 
-    return checked
+def _make_queued_batch(batch, *arguments):
+    _make_batch(batch, *arguments)
+    batch._function = streams.queued_call(batch._function)

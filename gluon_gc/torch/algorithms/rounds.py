@@ -19,7 +19,7 @@ from ...exchange.job import Announced, Request, Result
 from ...exchange.plan import Tensor
 from ...exchange.transfers import Transfers
 from ..transport import Groups, gpu, new_exchange, staging
-from ..transport.staging import declared, future_on, is_sharded, resolving
+from ..transport.staging import Names, declared, future_on, is_sharded, resolving
 
 Tensors = Dict[str, torch.Tensor]
 
@@ -173,18 +173,18 @@ class Rounds:
 
     def _start(
         self, values: staging.Staged, announced: Optional[Announced], lane: Optional[Lane]
-    ) -> Future[List[str]]:
+    ) -> Future[Names]:
         """Start to replace vectors by their averages. Without a lane, there are none.
 
         The value of the future: the names of the vectors with a NaN or an infinity.
         """
-        future: Future[List[str]] = future_on(values.device)
+        future: Future[Names] = future_on(values.device)
 
-        def result(found: Result) -> List[str]:
+        def result(found: Result) -> Names:
             values.finish(1.0)
-            return found.nonfinite
+            return Names(found.nonfinite, values)
 
-        request, done = Request(values, announced=announced), resolving(future, result)
+        request, done = Request(values, announced=announced), resolving(future, result, values)
         if lane is None:
             self.exchange.start(request, (), done)
         else:

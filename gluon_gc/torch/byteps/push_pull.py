@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from ...compression import CompressionParams, byteps
-from ...exchange.job import Request
+from ...exchange.job import Request, Result
 from ...exchange.pipeline import Pipeline
 from ...exchange.plan import Tensor
 from ...kernels import integers
 from ..compression import Compression
 from ..transport import gathering, gpu, groups, new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse
-from ..transport.staging import declared, resolving
+from ..transport.staging import declared, future_on, resolving
 
 _tensors: Optional[_Sums] = None
 
@@ -230,8 +230,8 @@ class Handle:
     def __init__(self, tensor: torch.Tensor, name: Optional[str], average: bool) -> None:
         self.tensor, self.name, self.average = tensor, name, average
         self.called = f"tensor '{name}'" if name else f"a tensor of shape {tuple(tensor.shape)}"
-        self.ready = gpu.mark(tensor.device)
-        self.future: Future[None] = Future()
+        self.order = gpu.Order(tensor.device, [] if tensor.is_sparse else [tensor])
+        self.future: Future[torch.Tensor] = future_on(tensor.device)
 
     def described(self) -> Dict[str, Any]:
         return {
@@ -297,13 +297,13 @@ class _Sums:
             if handle.name in self.params and not _is_whole(tensor.dtype) and not tensor.is_sparse:
                 self._sum_compressed(handle)
                 return
-            if tensor.is_sparse:
-                self._sum_sparse(handle)
-            else:
-                add = _sum_integers if _is_whole(tensor.dtype) else _sum_dense
-                with gpu.queue(tensor.device, handle.ready):
+            with handle.order.queue():
+                if tensor.is_sparse:
+                    self._sum_sparse(handle)
+                else:
+                    add = _sum_integers if _is_whole(tensor.dtype) else _sum_dense
                     add(handle, self._workers)
-            handle.future.set_result(None)
+                handle.future.set_result(tensor)
         except (OverflowError, ValueError) as error:  # the same on all workers: they can continue
             handle.future.set_exception(error)
 
@@ -313,7 +313,8 @@ class _Sums:
         values = _summands_of_sparse(tensor) if whole else tensor
         average = handle.average and not whole
         results: List[torch.Tensor] = []
-        request = SparseRequest(name, values, results.append, average=average)
+        ready = gpu.mark(tensor.device)
+        request = SparseRequest(name, values, results.append, average=average, ready=ready)
         future: Future[None] = Future()
         start_sparse(self._exchange, request, resolving(future, lambda found: None))
         future.wait()
@@ -327,8 +328,14 @@ class _Sums:
     def _sum_compressed(self, handle: Handle) -> None:
         tensor, name = handle.tensor, handle.name
         self._expect(name, tensor)
-        staged = staging.Staged({name: tensor})
-        done = resolving(handle.future, lambda found: staged.finish(1.0))
+        with handle.order.queue():
+            staged = staging.Staged({name: tensor})
+
+        def result(found: Result) -> torch.Tensor:
+            staged.finish(1.0)
+            return tensor
+
+        done = resolving(handle.future, result, staged)
         self._lane.start(Request(staged, average=handle.average), done)
 
     def _expect(self, name: str, tensor: torch.Tensor) -> None:

@@ -15,11 +15,12 @@ from ...exchange import sharded
 from ...exchange.chunk import PLAIN, ExchangedChunk
 from ...exchange.exchange import Exchange
 from ...exchange.header import Stamp
+from ...exchange.job import Result
 from ...exchange.sharded import GatherRequest
 from ..state.coder_states import Tensors
 from ..state.sharded import CollectiveUnit, Exchanges, Shards, parameter_of
 from ..transport import staging
-from ..transport.staging import resolving
+from ..transport.staging import Names, future_on, resolving
 from .gathered_copies import GatheredCopies, check
 
 
@@ -108,16 +109,16 @@ class AllGather(CollectiveUnit):
         of the flagged ones. It returns the names of shards with a NaN or an infinity.
         """
         self._gathers += 1
-        gather = _Gather(target, finish)
+        stamp = Stamp(self._gathers % 2**32)
+        gather = _Gather(self._device, target, finish)
         request = GatherRequest(
             staging.Staged(values),
             average=False,
-            stamp=Stamp(self._gathers % 2**32),
+            stamp=lambda: stamp,
             receive=gather.receive,
             flagged=flagged,
         )
-        done = resolving(gather.future, lambda found: found.nonfinite)
-        self._exchange.start(request, [self._transfer], done)
+        self._exchange.start(request, [self._transfer], gather.done)
         return gather
 
     def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
@@ -130,7 +131,7 @@ class AllGather(CollectiveUnit):
         (self._transfer,) = transfers.of(
             tuple(self.shards.sizes), lambda: [sharded.AllGather(owned, transfers.link(0))]
         )
-        self._working = staging.working_dtype(like.dtype)
+        self._working, self._device = staging.working_dtype(like.dtype), like.device
         self._uncompressed = {
             key
             for shards in owned
@@ -184,11 +185,13 @@ class _Gather:
 
     def __init__(
         self,
+        device: torch.device,
         target: Callable[[str], torch.Tensor],
         finish: Callable[[Mapping[str, torch.Tensor], Sequence[str]], List[str]],
     ) -> None:
         self._target, self._finish = target, finish
-        self.future: Future[List[str]] = Future()
+        self._staged: Optional[staging.Staged] = None
+        self.future: Future[Names] = future_on(device)
 
     def receive(self, sent: Sequence[str], flagged: Sequence[str]) -> staging.Staged:
         """Return where to write the shards that were sent."""
@@ -196,9 +199,16 @@ class _Gather:
         self._staged = staging.Staged(self._received)
         return self._staged
 
+    def done(self, found: Optional[Result], error: Optional[BaseException]) -> None:
+        """See `exchange.job.Done`."""
+        resolving(self.future, self._result, self._staged)(found, error)
+
+    def _result(self, found: Result) -> Names:
+        self._staged.finish(1.0)
+        return Names(found.nonfinite, self._staged)
+
     def wait(self) -> None:
         nonfinite = self.future.wait()
-        self._staged.finish(1.0)
         nonfinite = [*nonfinite, *self._finish(self._received, self._flagged)]
         if nonfinite:
             name = parameter_of(nonfinite[0])

@@ -85,7 +85,7 @@ class GradientUnit(Unit):
         sums: staging.Staged,
         own: Mapping[str, torch.Tensor],
         average: bool,
-    ) -> Future[None]:
+    ) -> Future[List[torch.Tensor]]:
         """Start to exchange values. The sums, or averages, are written to `sums`.
 
         `own` has this worker's sums by parameter. The future has an error if a sum has a NaN or an
@@ -96,7 +96,7 @@ class GradientUnit(Unit):
         loss_scale = scaler.get_scale() if scaler is not None else 1.0
         steps, future = self._steps, future_on(sums.device)
 
-        def result(found: Result) -> None:
+        def result(found: Result) -> List[torch.Tensor]:
             if found.nonfinite and self.shards.on_nonfinite == "raise":
                 name = parameter_of(found.nonfinite[0])
                 raise RuntimeError(
@@ -106,17 +106,19 @@ class GradientUnit(Unit):
             with sums.queue():
                 drawn = {name: t for name, t in own.items() if self.shards.params[name].draws}
                 self.undo.note_zeros(drawn)
+            return list(own.values())
 
+        stamp = Stamp(self._begun % 2**32, self.undo.digest)
         request = Request(
             values,
             average=average,
             divisor=loss_scale,
-            stamp=Stamp(self._begun % 2**32, self.undo.digest),
+            stamp=lambda: stamp,
             continues=continues,
             output=sums,
             announced=self._announced(),
         )
-        self._send(request, resolving(future, result))
+        self._send(request, resolving(future, result, sums))
         return future
 
     def _announced(self) -> Optional[Announced]:

@@ -51,7 +51,7 @@ class ReduceScatter(GradientUnit, CollectiveUnit):
         group: dist.ProcessGroup,
         op: Any,
         async_op: bool = False,
-    ) -> Optional[Future[None]]:
+    ) -> Optional[Future[torch.Tensor]]:
         """Write the sum, or average, of this worker's shards to `output_tensor`.
 
         Return after that, or with `async_op` at once, and then a future of it. A parameter without

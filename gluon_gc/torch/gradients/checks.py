@@ -10,6 +10,7 @@ import gc
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Collection, List, Mapping, Optional, Tuple
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -176,17 +177,23 @@ class WeightCheck(StepObserver):
         self._number = 0
         self._outermost: Callable[[], Optional[Optimizer]] = lambda: None  # whose step runs
 
-    def begin(self) -> Tuple[int, float, float]:
-        """Begin a step, and return the last sample.
+    def begin(self) -> Callable[[], Tuple[int, float, float]]:
+        """Begin a step, and return a function that waits for the last sample and returns it.
 
         It is the number of a parameter, from 1, the first of a few of its weights, and the largest
         magnitude among them. Number 0: there is no sample.
         """
         self._step, self._averaged = self._step + 1, True
-        values = self._read()
-        if values is None:
-            return 0, 0.0, 0.0
-        return self._number, float(values[0]), float(values.abs().max())
+        number, read = self._number, self._read
+
+        def sample() -> Tuple[int, float, float]:
+            values = read()
+            if values is None:
+                return 0, 0.0, 0.0
+            elements = values.numpy()
+            return number, float(elements[0]), float(np.abs(elements).max())
+
+        return sample
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._outermost() is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import (
     TYPE_CHECKING,
     Collection,
@@ -27,9 +28,9 @@ from ...exchange.job import Request, Result
 from ...exchange.plan import applies_momentum, travels_compressed
 from ...log import logger
 from .. import automatic, closing
-from ..transport import Groups, new_exchange, staging
+from ..transport import Groups, gpu, new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse
-from ..transport.staging import declared, future_on, resolving
+from ..transport.staging import Names, declared, future_on, resolving
 from .checks import OptimizerCheck, WeightCheck
 from .momentum import Momentum
 from .optimizer_hooks import around_update, param_groups, weakly
@@ -39,6 +40,11 @@ from .undo import Undo
 
 if TYPE_CHECKING:
     from ..optimizer.distributed import Averager
+
+
+def _same() -> header.Stamp:
+    """Return the stamp of a worker without gradients."""
+    return header.SAME
 
 
 class GradientCompression:
@@ -146,7 +152,7 @@ class GradientSteps:
         self._begun = 0
         self.rates, self._ratios = LearningRates(), {}  # by parameter name
         self._nonfinite: List[str] = []  # names of parameters, in the last step
-        self._stamp = header.SAME
+        self._stamp, self._loss_scale = _same, 1.0
         self._continued: Set[str] = set()  # names whose last average is in the gradients
         self._at_close = ExitStack()
         if momentum is not None:
@@ -218,17 +224,20 @@ class GradientSteps:
         if not self._continued:
             self.count += 1
         self._ratios = self.rates.advance(self._current_rates())
+        if self._grad_scaler is not None:
+            self._loss_scale = self._grad_scaler.get_scale()  # it waits for a GPU
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
-        sample, weight, largest = self.weight_check.begin()
-        self._stamp = header.Stamp(
-            self._begun % 2**32,
-            self.undo.digest,
-            checksum,
-            sample=sample,
-            weight=header.bits(weight),
-            largest=header.bits(largest),
-        )
+        stamp = header.Stamp(self._begun % 2**32, self.undo.digest, checksum)
+        read_sample = self.weight_check.begin()
+
+        @lru_cache(maxsize=None)  # once
+        def with_sample() -> header.Stamp:
+            sample, weight, largest = read_sample()
+            weight, largest = header.bits(weight), header.bits(largest)
+            return stamp._replace(sample=sample, weight=weight, largest=largest)
+
+        self._stamp = with_sample
 
     def _follow_momentum(self, momentum: Momentum) -> None:
         """Compress with the momentum that the optimizer has now, and take over its own momentum."""
@@ -265,9 +274,8 @@ class GradientSteps:
         """See `CompressionState.average`. A step has begun."""
         present = [name for name in gradients if name not in absent]
         staged = staging.Staged(gradients)
-        loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
-
-        step, compression, continued = self.count, self.compression, self._continued
+        loss_scale, step = self._loss_scale, self.count
+        compression, continued = self.compression, self._continued
 
         def result(found: Result) -> Collection[str]:
             if found.unused:
@@ -279,10 +287,10 @@ class GradientSteps:
             drawn = {n: g for n, g in gradients.items() if n in compression.drawn}
             with staged.queue():
                 self.undo.note_zeros(drawn)
-            return found.unused
+            return Names(found.unused, staged)
 
         future: Future[Collection[str]] = future_on(staged.device)
-        stamp = self._stamp if present else header.SAME
+        stamp = self._stamp if present else _same
         request = Request(
             staged,
             divisor=loss_scale,
@@ -291,7 +299,7 @@ class GradientSteps:
             stamp=stamp,
             continues=continued,
         )
-        compression.lane.start(request, resolving(future, result))
+        compression.lane.start(request, resolving(future, result, staged))
         return future
 
     def average_sparse(
@@ -311,9 +319,10 @@ class GradientSteps:
         future: Future[Optional[torch.Tensor]] = future_on(parameter.device)
         absent = gradient is None
         values = torch.zeros_like(parameter, layout=torch.sparse_coo) if absent else gradient
-        stamp = header.SAME if absent else self._stamp
+        stamp = _same if absent else self._stamp
         averages: List[torch.Tensor] = []
-        request = SparseRequest(name, values, averages.append, absent, stamp=stamp)
+        ready = gpu.mark(values.device)
+        request = SparseRequest(name, values, averages.append, absent, stamp=stamp, ready=ready)
         start_sparse(compression.exchange, request, resolving(future, result))
         return future
 

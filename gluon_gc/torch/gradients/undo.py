@@ -347,8 +347,10 @@ class Undo(StepObserver):
         else:
             zeros = torch.zeros(len(tensors), dtype=torch.bool, device=tensors[0].device)
         for number, name in enumerate(gradients):
-            if self._averages[name].zero is not None:
-                zeros[number] &= ~self._averages[name].zero.to(zeros.device)
+            zero = self._averages[name].zero
+            if zero is not None:
+                gpu.record([zero])
+                zeros[number] &= ~zero.to(zeros.device)
         if overflow is not None:
             zeros = zeros | (overflow.to(zeros.device) != 0)
         values = gpu.copied_later(zeros)

@@ -30,10 +30,17 @@ class Scratch:
     def __init__(self) -> None:
         self._blocks = 0
         self._memory: Dict[Tuple[torch.device, torch.dtype], torch.Tensor] = {}
+        self._orders: Dict[torch.device, gpu.Order] = {}
 
     def reserve(self, sizes: Iterable[int]) -> None:
         """Make room for a module's residuals of these sizes, before the first `take`."""
         self._blocks = max(self._blocks, sum(map(blocks_of, sizes)))
+
+    def order(self, device: torch.device) -> gpu.Order:
+        """Return the order of all work on the memory on a device."""
+        if device not in self._orders:
+            self._orders[device] = gpu.Order(device)
+        return self._orders[device]
 
     def take(self, blocks: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return zeros, shape (blocks, 128)."""
@@ -64,7 +71,8 @@ class SmallResiduals:
         ]
         dtype = getattr(torch, coders[0].codec.dtype.name)
         self._device = coders[0].device or gpu.CPU
-        with gpu.queue(self._device):
+        self._order = scratch.order(self._device)
+        with self._order.queue():
             self._residuals = scratch.take(ends[-1], dtype, self._device)
         for coder, size, (_, blocks) in zip(coders, sizes, self._blocks):
             memory = self._residuals[blocks].view(-1)[:size]
@@ -78,7 +86,8 @@ class SmallResiduals:
 
     def expand(self, undone: Collection[str] = ()) -> None:
         """Decode the residuals into the scratch memory; those of `undone` as before the step."""
-        with gpu.queue(self._device):
+        with self._order.queue():
+            gpu.record((*self._now, *self._before))
             values, exponents = self._now
             torch.mul(values, self._powers(exponents), out=self._residuals)
             for blocks in self._of(undone):
@@ -90,7 +99,8 @@ class SmallResiduals:
 
         `continues`: `take_back` also undoes the call before, for the residuals of these tensors.
         """
-        with gpu.queue(self._device):
+        with self._order.queue():
+            gpu.record((*self._now, *self._before))
             for blocks in self._of(continues):
                 for now, before in zip(self._now, self._before):
                     now[blocks] = before[blocks]
@@ -99,7 +109,8 @@ class SmallResiduals:
 
     def take_back(self, tensors: Collection[str]) -> None:
         """Return to the residuals before the last `compact`, for these tensors."""
-        with gpu.queue(self._device):
+        with self._order.queue():
+            gpu.record((*self._now, *self._before))
             for blocks in self._of(tensors):
                 for now, before in zip(self._now, self._before):
                     now[blocks] = before[blocks]
@@ -110,7 +121,7 @@ class SmallResiduals:
     def _rounded(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return the values and exponents of the residuals that are in the scratch memory."""
         limit = 2**_BITS - 1
-        with gpu.queue(self._device):
+        with self._order.queue():
             largest = self._residuals.abs().amax(1, keepdim=True)
             exponents = (torch.frexp(largest).exponent - _BITS).clamp(_LEAST, _MOST)
             scaled = (self._residuals * self._powers(-exponents)).round_()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ContextManager, Optional, Sequence, Union
+from typing import Iterable, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -27,21 +27,24 @@ class Tensors:
     host = None  # tensors of an emulated GPU are CPU tensors
     address = staticmethod(torch.Tensor.data_ptr)
     copy = staticmethod(gpu.copy_scaled)
-    is_finite = staticmethod(gpu.is_finite)
+    check_finite = staticmethod(gpu.check_finite)
 
     def memory(
         self, size: int, device: Optional[torch.device] = None
     ) -> Union[np.ndarray, torch.Tensor]:
         if device is None:
             return gpu.memory(size)
-        return torch.zeros(size, dtype=torch.uint8, device=device)
+        with gpu.queue(device):
+            return torch.zeros(size, dtype=torch.uint8, device=device)
 
     def view(self, room: Union[np.ndarray, torch.Tensor], dtype: str) -> torch.Tensor:
         room = torch.from_numpy(room) if isinstance(room, np.ndarray) else room
         return room.view(getattr(torch, dtype))
 
-    def queue(self, device: Optional[torch.device]) -> ContextManager[Optional[int]]:
-        return gpu.queue(device or gpu.CPU)
+    def order(self, device: Optional[torch.device], memory: Iterable[torch.Tensor]) -> gpu.Order:
+        device = device or gpu.CPU
+        with gpu.queue(device):
+            return gpu.Order(device, memory)
 
     def itemsize(self, dtype: str) -> int:
         return getattr(torch, dtype).itemsize

@@ -1,17 +1,31 @@
-"""Work on GPUs: CUDA streams, copies, and the compressors that run there.
+"""Work on GPUs: CUDA streams, events, copies, and the compressors that run there.
 
-Each thread of gluon_gc uses its own CUDA stream, and synchronizes with it before it passes a result
-on. So no GPU work is still running when its buffers are reused.
+Each thread of gluon_gc has its own CUDA stream. Events keep the work in order on the device:
+
+- Values. Work on them waits for an event that `Staged` records in the caller's stream. The future
+  of an exchange records an event after the last write. A stream that waits for the future waits for
+  this event.
+- Payloads, workspaces, tickets and statuses have an `Order`: each use waits for the last one on any
+  thread. So this step's `compress` waits for the last step's `decompress`. In between, NCCL waits
+  for the stream that starts it, and the stream of the next stage waits for NCCL.
+- Residuals and momentum belong to the thread that compresses. Another thread, which saves or loads
+  them, first waits for the whole device.
+- Memory that another stream uses than the one it was allocated in is recorded there
+  (`Tensor.record_stream`), so that the allocator does not reuse it too early.
+
+The host waits for a device only at the end of a `queue` that has copied to or from host memory. The
+CPU then sends the copy, or receives the next message into the memory that was copied.
 """
 
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Optional
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 import torch
+from torch import cuda
 
 from ... import kernels
 from ...compression.base import Compressor
@@ -20,10 +34,11 @@ CPU = torch.device("cpu")
 
 
 class _Own(threading.local):
-    """The CUDA streams of one thread."""
+    """The CUDA streams of one thread, and whether its queue has copied to or from host memory."""
 
     def __init__(self) -> None:
-        self.streams: Dict[torch.device, torch.cuda.Stream] = {}
+        self.streams: Dict[torch.device, cuda.Stream] = {}
+        self.has_copied = False
 
 
 _own = _Own()
@@ -34,62 +49,109 @@ def in_host_memory(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def has_streams(device: torch.device) -> bool:
+    """Return whether work on a device is queued in CUDA streams."""
+    return device.type == "cuda"
+
+
 def has_kernels(device: torch.device, compressor: Compressor) -> bool:
     """Return whether a compressor can run on a GPU; log it if the library has no kernels."""
-    if device.type != "cuda":
+    if not has_streams(device):
         return False
-    with torch.cuda.device(device):
+    with cuda.device(device):
         return compressor.runs_on_gpu()
 
 
 def mark(device: torch.device) -> Any:
-    """Return an event after everything that this thread has queued on a device; None for the CPU.
-
-    `queue` can wait for it.
-    """
-    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+    """Return an event after the work in the current stream of this thread; None for the CPU."""
+    return cuda.current_stream(device).record_event() if has_streams(device) else None
 
 
 def wait(device: torch.device) -> None:
-    """Wait for everything that all threads have queued on a device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Let the host wait for everything that all threads have queued on a device."""
+    if has_streams(device):
+        cuda.synchronize(device)
 
 
 @contextmanager
-def queue(device: torch.device, after: Any = None) -> Iterator[Optional[int]]:
-    """Run the GPU work of this context in the thread's own stream, and wait for it at the end.
+def queue(device: torch.device, *events: Any) -> Iterator[Optional[int]]:
+    """Queue the GPU work of this context in the thread's own stream, after these events.
 
-    The stream first waits for `after`, the result of `mark`. The context yields the stream in the
-    form of the library, a cudaStream_t. For the CPU, it has no effect and yields None.
+    If the work copies to or from host memory, the host waits for it at the end. The context yields
+    the stream in the form of the library, a cudaStream_t. For the CPU, it has no effect and yields
+    None.
     """
-    if device.type != "cuda":
+    if not has_streams(device):
         yield None
         return
-    stream = _stream(device)
-    if after is not None:
-        stream.wait_event(after)
-    with torch.cuda.stream(stream):
-        yield stream.cuda_stream
-    stream.synchronize()
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
     if device not in _own.streams:
-        _own.streams[device] = torch.cuda.Stream(device)
-    return _own.streams[device]
+        _own.streams[device] = cuda.Stream(device)
+    stream = _own.streams[device]
+    for event in events:
+        stream.wait_event(event)
+    with cuda.stream(stream):
+        yield stream.cuda_stream
+        if _own.has_copied:
+            _own.has_copied = False
+            stream.record_event().synchronize()
+
+
+class Order:
+    """The order of the GPU work on some memory, which several threads queue.
+
+    `memory` was allocated, and perhaps written, in the current stream.
+    """
+
+    def __init__(self, device: torch.device, memory: Iterable[torch.Tensor] = ()) -> None:
+        self._device, self._memory = device, list(memory)
+        self._start = mark(device)
+        self._last: Dict[int, Any] = {}  # the last event of each stream that has used the memory
+
+    def queue(self) -> ContextManager[Optional[int]]:
+        """Return a `gpu.queue` after all work so far."""
+        return self._queue(self._start, *self._last.values())
+
+    def queue_beside(self) -> ContextManager[Optional[int]]:
+        """Return a `gpu.queue` after the start, which may overlap with work of other threads."""
+        return self._queue(self._start)
+
+    def _queue(self, *events: Any) -> ContextManager[Optional[int]]:
+        return self._queued(events) if has_streams(self._device) else nullcontext()
+
+    @contextmanager
+    def _queued(self, events: Sequence[Any]) -> Iterator[int]:
+        with queue(self._device, *events) as stream:
+            if stream not in self._last:
+                record(self._memory)
+            yield stream
+            self._last[stream] = mark(self._device)
+
+
+def record(memory: Iterable[torch.Tensor]) -> None:
+    """Let the allocator not reuse memory on a GPU before the current stream has used it."""
+    for tensor in memory:
+        if is_on_gpu(tensor):
+            tensor.record_stream(cuda.current_stream(tensor.device))
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy from one device to another, within a `queue`, which waits for the copy."""
-    target.copy_(source, non_blocking=source.is_cuda or target.is_cuda)
+    """Copy from one device to another, within a `queue`."""
+    on_gpu = is_on_gpu(source), is_on_gpu(target)
+    target.copy_(source, non_blocking=any(on_gpu))
+    if any(on_gpu) and not all(on_gpu):
+        _own.has_copied = True
+
+
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is in the memory of a GPU."""
+    return tensor.is_cuda
 
 
 def copied_later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Start to copy to host memory; the result waits for the copy and returns it."""
-    if values.device.type != "cuda":
+    if not has_streams(values.device):
         return lambda: values
-    copied = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+    copied = host_memory(values.numel(), values.dtype).view(values.shape)
     copied.copy_(values, non_blocking=True)
     done = mark(values.device)
 
@@ -104,7 +166,7 @@ def copy_scaled(source: torch.Tensor, target: torch.Tensor, scale: float = 1.0) 
     """Write source * scale to target, which may have another device or dtype."""
     if scale == 1.0:
         copy(source, target)
-    elif (source.device, source.dtype) == (target.device, target.dtype):
+    elif (is_on_gpu(source), source.dtype) == (is_on_gpu(target), target.dtype):
         torch.mul(source, scale, out=target)
     else:
         copy(source * scale, target)
@@ -112,7 +174,7 @@ def copy_scaled(source: torch.Tensor, target: torch.Tensor, scale: float = 1.0) 
 
 def host_memory(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Allocate zeros in host memory, pinned if CUDA is in use, for fast copies."""
-    return torch.zeros(size, dtype=dtype, device="cpu", pin_memory=torch.cuda.is_initialized())
+    return torch.zeros(size, dtype=dtype, device="cpu", pin_memory=cuda.is_initialized())
 
 
 def memory(size: int) -> np.ndarray:
@@ -120,9 +182,14 @@ def memory(size: int) -> np.ndarray:
     return host_memory(size, torch.uint8).numpy()
 
 
-def is_finite(values: torch.Tensor) -> bool:
-    """Return whether values have no NaN and no infinity."""
-    if values.is_cuda:
-        return bool(values.isfinite().all())
+def check_finite(values: torch.Tensor) -> Callable[[], bool]:
+    """Check values for NaNs and infinities; the result tells whether there are none.
+
+    It waits until a GPU has checked them.
+    """
+    if is_on_gpu(values):
+        found = copied_later(values.isfinite().all())
+        return lambda: bool(found())
     values = values.float() if values.dtype == torch.bfloat16 else values
-    return kernels.values_finite(values.numpy())
+    is_finite = kernels.values_finite(values.numpy())
+    return lambda: is_finite

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from itertools import accumulate
+from typing import Any, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from ...exchange.chunk import ExchangedChunk
 from ...exchange.coder import Coder
 from ...exchange.coding import Buffers, HostCalls, batch_of_aggregators, batch_of_answers, finite
 from ...exchange.job import Job
-from ...kernels.library import TICKET_BYTES
+from ...kernels.library import TICKET_BYTES, Status
 from . import gpu
+
+_ALIGNMENT = 64  # bytes, of a workspace
 
 
 class GpuCoder(Coder):
@@ -38,6 +41,8 @@ class GpuCoder(Coder):
     ) -> None:
         self.device = device
         super().__init__(params, n, dtype, start, decodes_only)
+        with gpu.queue(device):
+            gpu.mark(device).synchronize()  # another thread will use the state
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         super().set_epoch(epoch)
@@ -48,21 +53,27 @@ class GpuCoder(Coder):
         self.gpu_codec.set_options(options)
 
     def _add_copy(self) -> int:
-        state = self.codec.state()
+        codec, dtype = self.codec, getattr(torch, self._dtype)
+        sizes = codec.momentum or None, *codec.memory
         with gpu.queue(self.device):
             tensors = [
-                None if array is None else torch.from_numpy(array).to(self.device, copy=True)
-                for array in (state.momentum, *state.memory)
+                None if size is None else torch.zeros(size, dtype=dtype, device=self.device)
+                for size in sizes
             ]
         self._copies.append(tensors)
         return self._refer_to(_addresses(tensors))
 
+    def memory(self) -> List[torch.Tensor]:
+        """Return the tensors of the state that there are now."""
+        return [tensor for copy in self._copies for tensor in copy if tensor is not None]
+
     def _in_host_memory(self, number: int) -> kernels.State:
-        with gpu.queue(self.device):
-            arrays = [None if t is None else t.cpu().numpy().copy() for t in self._copies[number]]
+        gpu.wait(self.device)
+        arrays = [None if t is None else t.cpu().numpy().copy() for t in self._copies[number]]
         return kernels.State(arrays[0], tuple(arrays[1:]))
 
     def _write(self, state: kernels.State) -> None:
+        gpu.wait(self.device)
         with gpu.queue(self.device):
             for tensor, array in zip(self._copies[self._now], (state.momentum, *state.memory)):
                 if tensor is not None:
@@ -108,21 +119,28 @@ class ByHost(HostCalls):
 
 
 class _GpuCalls:
-    """Calls on the GPU that has the values, for payloads in its memory."""
+    """Calls on the GPU that has the values, for payloads in its memory.
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        self._device = chunks[0].device
+    `memory` is further memory that the calls use.
+    """
+
+    def __init__(
+        self, chunks: Sequence[ExchangedChunk], buffers: Buffers, memory: Sequence[torch.Tensor]
+    ) -> None:
+        device = chunks[0].device
         self._outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
-        with gpu.queue(self._device):
-            self._compress = GpuBatch("compress", [c.coder for c in self._outgoing])
+        with gpu.queue(device):
+            self._compress = GpuBatch("compress", device, [c.coder for c in self._outgoing])
             self._compress.write([buffers.sent[c] for c in self._outgoing])
-            self._decompress = GpuBatch("decompress", [c.coder for c in self.delivered])
+            self._decompress = GpuBatch("decompress", device, [c.coder for c in self.delivered])
             self._decompress.read([buffers.answers[c] for c in self.delivered])
+            memory = *memory, *self._compress.memory, *self._decompress.memory
+            self._order = gpu.Order(device, memory)
 
     def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
         values = job.request.values
         addresses = [values.address(chunk.piece) for chunk in self._outgoing]
-        with values.queue() as stream:
+        with values.queue(), self._order.queue() as stream:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios, states)
             self._sent()
@@ -130,40 +148,66 @@ class _GpuCalls:
     def _decode(self, job: Job, positions: Positions) -> None:
         sums = job.request.sums
         addresses = [sums.address(chunk.piece) for chunk in self.delivered]
-        with sums.queue() as stream:
-            self._received()
+        with sums.queue(), self._order.queue() as stream:
             self._decompress.queue(stream)
             self._decompress(addresses, positions)
+            self._decoded()
 
     def _sent(self) -> None:
         """Called after payloads were written, within a `gpu.queue`."""
 
-    def _received(self) -> None:
-        """Called before payloads are read, within a `gpu.queue`."""
+    def _decoded(self) -> None:
+        """Called after payloads were decoded, within a `gpu.queue`."""
 
 
 class BetweenGpus(_GpuCalls):
-    """Calls on the GPU that has the values and all payloads. Received payloads are not checked."""
+    """Calls on the GPU that has the values and all payloads. Received payloads are not checked.
+
+    If tensors are checked for NaNs and infinities, decoding writes statuses in GPU memory. They are
+    copied to host memory, and the host waits for them when the result of `decompress` is read.
+    """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        super().__init__(chunks, buffers)
-        aggregated = buffers.aggregated(chunks)
-        with gpu.queue(self._device):
-            self._aggregate = GpuBatch("aggregate", [c.aggregator for c in aggregated])
-            self._aggregate.read([buffers.received[chunk] for chunk in aggregated])
-            self._aggregate.write([buffers.answer[chunk] for chunk in aggregated])
+        device, aggregated = chunks[0].device, buffers.aggregated(chunks)
+        with gpu.queue(device):
+            self._aggregate = GpuBatch("aggregate", device, [c.aggregator for c in aggregated])
+        self._aggregate.read([buffers.received[c] for c in aggregated])
+        self._aggregate.write([buffers.answer[c] for c in aggregated])
+        super().__init__(chunks, buffers, self._aggregate.memory)
+        self._finite: Optional[_Finite] = None
+        if any(chunk.checked for chunk in self.delivered):
+            self._finite = _Finite(self._decompress.statuses_on_gpu)
+            self._decompress.write_statuses()
 
     def aggregate(self, states: States, positions: Positions) -> None:
-        with gpu.queue(self._device) as stream:
+        with self._order.queue() as stream:
             self._aggregate.queue(stream)
             self._aggregate(positions=positions, states=states)
 
-    def decompress(self, job: Job, positions: Positions) -> List[bool]:
+    def decompress(self, job: Job, positions: Positions) -> Iterable[bool]:
         self._decode(job, positions)
-        sums = job.request.sums
-        with sums.queue():
-            are_finite = [sums.of(chunk.piece).isfinite().all() for chunk in self.delivered]
-            return torch.stack(are_finite).tolist() if are_finite else []
+        return () if self._finite is None else self._finite
+
+    def _decoded(self) -> None:
+        if self._finite is not None:
+            self._finite.copy()
+
+
+class _Finite:
+    """For each call whether its values are finite, from statuses in GPU memory."""
+
+    def __init__(self, statuses: torch.Tensor) -> None:
+        self._on_gpu = statuses
+        self._on_host = gpu.host_memory(statuses.numel(), statuses.dtype).view(statuses.shape)
+
+    def copy(self) -> None:
+        """Start to copy the statuses to host memory, within a `gpu.queue`."""
+        self._on_host.copy_(self._on_gpu, non_blocking=True)
+        self._copied = gpu.mark(self._on_gpu.device)
+
+    def __iter__(self) -> Iterator[bool]:
+        self._copied.synchronize()
+        return (finite != 0 for _, finite in self._on_host.tolist())
 
 
 class OnGpu(_GpuCalls):
@@ -177,7 +221,8 @@ class OnGpu(_GpuCalls):
         with gpu.queue(device):
             sent = {c: _like(buffers.sent[c], device) for c in buffers.outgoing(chunks)}
             answers = {c: _like(buffers.answers[c], device) for c in buffers.delivered(chunks)}
-        super().__init__(chunks, replace(buffers, sent=sent, answers=answers))
+        on_gpu = replace(buffers, sent=sent, answers=answers)
+        super().__init__(chunks, on_gpu, [*sent.values(), *answers.values()])
         self._copies_of_sent = _pairs(sent, buffers.sent)
         self._copies_of_answers = _pairs(answers, buffers.answers)
         self._inspect = batch_of_answers("inspect", self.delivered, buffers)
@@ -188,16 +233,15 @@ class OnGpu(_GpuCalls):
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
         self._inspect(positions=positions)
+        with self._order.queue():  # the host waits for these copies only, not for the decoding
+            for payloads, received in self._copies_of_answers:
+                gpu.copy(received, payloads)
         self._decode(job, positions)
         return finite(self._inspect)
 
     def _sent(self) -> None:
         for payload, sent in self._copies_of_sent:
             gpu.copy(payload, sent)
-
-    def _received(self) -> None:
-        for payloads, received in self._copies_of_answers:
-            gpu.copy(received, payloads)
 
 
 def _like(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -211,21 +255,37 @@ def _pairs(
 
 
 class GpuBatch(kernels.Batch):
-    """A batch of calls on a GPU. Each call has its own workspace and ticket in GPU memory."""
+    """A batch of calls on a GPU, made within a `gpu.queue`.
 
-    def __init__(self, function: str, coders: Sequence[GpuCoder]) -> None:
-        codecs = [coder.gpu_codec for coder in coders]
-        self._workspaces = [  # PyTorch aligns them to at least 64 bytes
-            torch.empty(codec.workspace_bytes, dtype=torch.uint8, device=coder.device)
-            for codec, coder in zip(codecs, coders)
-        ]
-        self._tickets = [
-            torch.zeros(TICKET_BYTES, dtype=torch.uint8, device=c.device) for c in coders
-        ]
-        addresses = [workspace.data_ptr() for workspace in self._workspaces]
+    Each call has its own workspace, ticket and status in GPU memory.
+
+    Attributes
+    ----------
+    memory : list of Tensor
+        The memory that the calls use, except values and payloads.
+    statuses_on_gpu : Tensor of int64, shape (calls, 2)
+        The statuses, after `write_statuses`.
+    """
+
+    def __init__(self, function: str, device: torch.device, coders: Sequence[GpuCoder]) -> None:
+        codecs, count = [coder.gpu_codec for coder in coders], len(coders)
+        sizes = [-(-codec.workspace_bytes // _ALIGNMENT) * _ALIGNMENT for codec in codecs]
+        workspace = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        tickets = torch.zeros(count, TICKET_BYTES, dtype=torch.uint8, device=device)
+        self.statuses_on_gpu = torch.zeros(count, 2, dtype=torch.int64, device=device)
+        states = [tensor for coder in coders for tensor in coder.memory()]
+        self.memory = [workspace, tickets, self.statuses_on_gpu, *states]
+        begin = workspace.data_ptr()  # PyTorch aligns it to at least 64 bytes
+        addresses = [begin + offset for offset in accumulate(sizes, initial=0)][:-1]
         super().__init__(function, codecs, workspaces=addresses)
-        for call, ticket in zip(self._calls, self._tickets):
-            call.ticket, call.status = ticket.data_ptr(), None
+        for i, call in enumerate(self._calls):
+            call.ticket, call.status = tickets.data_ptr() + i * TICKET_BYTES, None
+
+    def write_statuses(self) -> None:
+        """Let the calls write their statuses."""
+        begin, size = self.statuses_on_gpu.data_ptr(), ctypes.sizeof(Status)
+        for i, call in enumerate(self._calls):
+            call.status = ctypes.cast(begin + i * size, ctypes.POINTER(Status))
 
     def write(self, payload: Sequence[torch.Tensor]) -> None:
         """Set the tensors in GPU memory that the calls write payloads to."""

@@ -10,6 +10,7 @@ from typing import Collection, List, Mapping, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed import batch_isend_irecv
 
 from ... import env
 from ...exchange.collectives import ToAll, ToOwners, WireSizes, offsets, other_workers
@@ -53,7 +54,8 @@ class GpuMessages:
         sent: Mapping[int, torch.Tensor],  # by the receiver's rank in the group
         received: Mapping[int, torch.Tensor],
     ) -> None:
-        ranks, self._device = dist.get_process_group_ranks(group), device
+        ranks = dist.get_process_group_ranks(group)
+        self._order = gpu.Order(device, [*sent.values(), *received.values()])
         self._operations = [
             dist.P2POp(operation, memory, ranks[member], group)
             for operation, messages in ((dist.irecv, received), (dist.isend, sent))
@@ -64,13 +66,13 @@ class GpuMessages:
 
     def start(self) -> None:
         """Start to send and to receive. Returns at once."""
-        with gpu.queue(self._device):  # not behind the work that others have queued
+        with self._order.queue():
             if self._operations:
-                self._under_way = dist.batch_isend_irecv(self._operations)
+                self._under_way = batch_isend_irecv(self._operations)
 
     def wait(self) -> None:
-        """Wait until all messages have been sent and received."""
-        with gpu.queue(self._device):
+        """Let this thread's stream wait until all messages have been sent and received."""
+        with self._order.queue():
             for work in self._under_way:
                 work.wait()
 
@@ -170,7 +172,8 @@ def _joined(of_headers, headers: Sequence[WireSizes], of_payloads) -> List:
 
 def _memory(sizes: Sequence[int], rows: int, device: torch.device) -> torch.Tensor:
     """Return memory for consecutive rooms of these sizes, shape (rows, bytes)."""
-    return torch.zeros(rows, offsets(sizes)[-1], dtype=torch.uint8, device=device)
+    with gpu.queue(device):
+        return torch.zeros(rows, offsets(sizes)[-1], dtype=torch.uint8, device=device)
 
 
 def _rooms(memory: torch.Tensor, sizes: Sequence[int]) -> List[torch.Tensor]:

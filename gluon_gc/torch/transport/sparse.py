@@ -6,7 +6,7 @@ Each worker receives the rows of all workers, and adds them up in the order of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ...exchange.job import Done, Task
 from ...exchange.plan import Slice
 from ...exchange.statistics import Meter
 from ...exchange.transfer import Link, Stages
+from . import gpu
 from .staging import working_dtype
 
 _COUNTS = WireSize(2 * torch.int64.itemsize)  # the numbers of rows and of sparse dimensions
@@ -36,7 +37,8 @@ class SparseRequest:
     deliver: Callable[[torch.Tensor], None]
     is_absent: bool = False  # whether this worker has no gradient; values are empty then
     average: bool = True
-    stamp: Stamp = SAME
+    stamp: Callable[[], Stamp] = lambda: SAME
+    ready: Any = None  # the `gpu.mark` of the values
     divisor = 1.0
     announced = None
 
@@ -62,7 +64,10 @@ class SparseSum(Stages):
     def send(self, task: Task) -> None:
         """Send the number of rows, the number of sparse dimensions, and the stamp."""
         request = task.job.request
-        own = request.values.detach().cpu().coalesce()
+        values = request.values.detach()
+        with gpu.queue(values.device, request.ready):
+            own = values.cpu()  # the host waits for it
+        own = own.coalesce()
         task.under_way = own.indices().T, own.values().to(working_dtype(own.dtype))
         own_header, own_counts = self._heads.rooms
         header.write(own_header, task.job.stamp_of(self._identity), not request.is_absent)

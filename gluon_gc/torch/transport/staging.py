@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, Mapping, Optional
+from contextlib import nullcontext
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+)
 
 import torch
 from torch.futures import Future
@@ -104,7 +115,11 @@ class Staged:
         self._tensors = {name: tensor.data for name, tensor in tensors.items()}
         self._values = {name: _values(tensor) for name, tensor in self._tensors.items()}
         self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self._values.items()}
-        self._ready = gpu.mark(self.device)
+        self.memory: List[torch.Tensor] = []  # on a GPU: one tensor of each storage
+        if gpu.has_streams(self.device):
+            both = (*self._tensors.values(), *self._values.values())
+            self.memory += {t.untyped_storage().data_ptr(): t for t in both}.values()
+        self._order = gpu.Order(self.device, self.memory)
 
     def of(self, piece: Slice) -> torch.Tensor:
         """Return the values of a slice."""
@@ -117,11 +132,15 @@ class Staged:
 
     def queue(self) -> ContextManager[Optional[int]]:
         """Return a `gpu.queue` on their device, after the work that computes them."""
-        return gpu.queue(self.device, self._ready)
+        return self._order.queue_beside()
+
+    def finished(self) -> ContextManager[Optional[int]]:
+        """Return a `gpu.queue` after all work on them."""
+        return self._order.queue()
 
     def finish(self, scale: float) -> None:
         """Write scale * values to the tensors."""
-        with self.queue():
+        with self.finished():
             for name, tensor in self._tensors.items():
                 values = self._values[name]
                 if scale != 1.0:
@@ -178,21 +197,38 @@ def sizes_of(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Size]:
     return {n: Size(t.numel() * t.itemsize, t.numel()) for n, t in tensors.items()}
 
 
+class Names(tuple):
+    """Names as the value of a future of work on tensors.
+
+    PyTorch looks for tensors in a future's value. It records events on their GPUs when the value is
+    set, and lets the stream of whoever waits for the future wait for these.
+    """
+
+    def __new__(cls, names: Iterable[str], staged: Staged) -> Names:
+        made = super().__new__(cls, names)
+        made.memory = staged.memory
+        return made
+
+
 def future_on(device: torch.device) -> Future[Any]:
-    """Return a future whose result is on this device."""
-    return Future(devices=[device] if device.type == "cuda" else [])
+    """Return a future whose value has tensors on this device; see `Names`."""
+    return Future(devices=[device] if gpu.has_streams(device) else [])
 
 
-def resolving(future: Future[Any], result: Callable[[Result], Any]) -> Done:
+def resolving(
+    future: Future[Any], result: Callable[[Result], Any], staged: Optional[Staged] = None
+) -> Done:
     """Return a `Done` that sets the value of a future to `result` of an exchange's result.
 
-    If `result` raises, `done` is called again with the error.
+    The future's events come after all work on the tensors in `staged`. If `result` raises, `done`
+    is called again with the error.
     """
 
     def done(found: Optional[Result], error: Optional[BaseException]) -> None:
-        if error is None:
-            future.set_result(result(found))
-        else:
+        if error is not None:
             future.set_exception(error)
+            return
+        with nullcontext() if staged is None else staged.finished():
+            future.set_result(result(found))
 
     return done

@@ -235,10 +235,10 @@ def test_sums_are_written_to_the_output(n, params, monkeypatch):
 def test_workers_in_different_steps_all_get_an_error():
     def work(exchange):
         lane = Lane(exchange, tensor(params=ONEBIT), tensor("v", LARGE, index=1))
-        lane.average(0, stamp=Stamp(step=1))
+        lane.average(0, stamp=lambda: Stamp(step=1))
         for _ in range(2):  # later exchanges fail too
             with pytest.raises(RuntimeError, match="^worker 2 is in another step than other"):
-                lane.average(1, stamp=Stamp(step=2 + (exchange.rank == 2)))
+                lane.average(1, stamp=lambda: Stamp(step=2 + (exchange.rank == 2)))
 
     run(work, Network(range(3)))
 
@@ -247,8 +247,8 @@ def test_the_exchange_goes_on_after_different_learning_rates():
     def work(exchange):
         lane = Lane(exchange, tensor(params=ONEBIT))
         with pytest.raises(RuntimeError, match="the learning rates of worker 1 differ"):
-            lane.average(0, stamp=Stamp(step=1, rates=exchange.rank))
-        lane.average(1, stamp=Stamp(step=2))
+            lane.average(0, stamp=lambda: Stamp(step=1, rates=exchange.rank))
+        lane.average(1, stamp=lambda: Stamp(step=2))
 
     run(work, Network(range(2)))
 

@@ -13,8 +13,8 @@ from contextlib import closing, nullcontext, suppress
 from typing import (
     Any,
     Callable,
-    ContextManager,
     Dict,
+    Iterable,
     List,
     Mapping,
     Optional,
@@ -164,6 +164,12 @@ class Messages:
         del self._sent[: len(sent)]
 
 
+class Order:
+    """`arrays.Order` in host memory."""
+
+    queue = staticmethod(nullcontext)
+
+
 class Arrays:
     """`arrays.Arrays` for arrays of NumPy."""
 
@@ -181,8 +187,8 @@ class Arrays:
     def address(self, values: np.ndarray) -> int:
         return values.ctypes.data
 
-    def queue(self, device: str) -> ContextManager[None]:
-        return nullcontext()
+    def order(self, device: str, memory: Iterable[np.ndarray]) -> Order:
+        return Order()
 
     def itemsize(self, dtype: str) -> int:
         return np.dtype(dtype).itemsize
@@ -200,8 +206,9 @@ class Arrays:
         first, *others = rows.astype(np.promote_types(rows.dtype, np.float32))
         total[:] = sum(others, first)
 
-    def is_finite(self, values: np.ndarray) -> bool:
-        return bool(np.isfinite(values).all())
+    def check_finite(self, values: np.ndarray) -> Callable[[], bool]:
+        is_finite = bool(np.isfinite(values).all())
+        return lambda: is_finite
 
     def in_host_memory(self, device: str) -> bool:
         return True
