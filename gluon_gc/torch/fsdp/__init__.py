@@ -161,8 +161,8 @@ def compress_replicas(
     for unit in units:
         for name in unit.parameters:
             replica_dim(unit, name)
-    for unit in units:
-        unit.attach()
+    for part, unit in zip(parts, units):
+        part.replace_all_reduce(unit)
     return ReplicatedCompression(function, units, lanes)
 
 
@@ -255,12 +255,12 @@ def _require_hook(method: str, function: str) -> None:
 
 def _require_replicas(part: Part) -> None:
     """Raise ValueError unless gradients can be exchanged between replicas."""
-    if not part.group._is_hsdp:
+    if not part.has_replicas:
         raise ValueError(
             "the mesh of compress_replicas must have two dimensions, replicas and shards (HSDP), "
             f"got {part.mesh_info.mesh}"
         )
-    hook = part.group._all_reduce_hook
+    hook = part.all_reduce_hook
     if hook is not None and not isinstance(hook, AcrossReplicas):
         raise ValueError(f"the model already has an all-reduce hook, {hook!r}")
 

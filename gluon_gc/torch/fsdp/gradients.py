@@ -73,7 +73,7 @@ class GradientUnit(Unit):
         self.parameters, self._frozen = part.parameters, part.others(settings.frozen)
         self.shards = part.shards(settings.params, settings.on_nonfinite)
         self.dtype = staging.real_dtype(part.gradient_dtype)
-        self._settings, self._fully_shard = settings, part.group
+        self._settings, self._part = settings, part
         self._steps = self._begun = 0
         self.undo = Undo(part.parameters, self._take_back, self._in_use)
         self.exchange: Optional[Exchange] = None

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple
+import copy
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+)
 
 import torch
 import torch.distributed as dist
 
 from ...compression import CompressionParams
 from ..state.sharded import Shards
+from ..transport import groups
 
 if TYPE_CHECKING:  # importing torch.distributed.fsdp takes half as long as importing torch
     from torch.distributed import fsdp
@@ -62,6 +74,37 @@ class Part(NamedTuple):
         """Return those of these parameters that fully_shard handles together with this part's."""
         ids = {id(p.sharded_param) for p in self.group.fsdp_params}
         return {name: p for name, p in parameters.items() if id(p) in ids}
+
+    # Replicas
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether the mesh has two dimensions, replicas and shards (HSDP)."""
+        return self.group._is_hsdp
+
+    @property
+    def all_reduce_hook(self) -> Optional[Callable[[torch.Tensor], None]]:
+        return self.group._all_reduce_hook
+
+    @property
+    def has_partial_sums(self) -> bool:
+        """Whether reduced gradients wait in a buffer until replicas exchange them."""
+        return self.group._partial_reduce_output is not None
+
+    @property
+    def divides(self) -> bool:
+        """Whether gradients are averaged. If not, fully_shard applies a factor of the user."""
+        return self.group.gradient_divide_factor is None
+
+    def replace_all_reduce(self, exchange: Callable[[torch.Tensor], None]) -> None:
+        """Let fully_shard call this function instead of the all-reduce between replicas.
+
+        Its own all-reduce stays, between this worker and itself, because it decides when gradients
+        are reduced, and which memory they have until then.
+        """
+        self.group.mesh_info = copy.copy(self.group.mesh_info)
+        self.group.mesh_info.replicate_process_group = groups.alone()
+        self.group._all_reduce_hook = exchange
 
     def owners(self) -> Iterator[torch.nn.Module]:
         """Yield the modules that have these parameters as attributes."""

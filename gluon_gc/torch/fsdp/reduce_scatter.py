@@ -74,8 +74,7 @@ class ReduceScatter(GradientUnit, CollectiveUnit):
         self.exchange.start(request, [self._transfer], done)
 
     def _in_use(self, names: List[str]) -> Set[str]:
-        # Without all-reduce between replicas (HSDP), FSDP adds the sums to this tensor of its own.
-        if self._fully_shard._partial_reduce_output is not None:
+        if self._part.has_partial_sums:  # to which FSDP will add these sums
             return set(names)
         return super()._in_use(names)
 

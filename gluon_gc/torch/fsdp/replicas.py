@@ -6,7 +6,6 @@ its own shards with the workers that have the same shards in the other replicas.
 
 from __future__ import annotations
 
-import copy
 import zlib
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -19,7 +18,7 @@ from ...exchange.exchange import DeclaredTensor, Lane
 from ...exchange.job import Announced, Done, Request
 from ..state.replicated import OWNERS, RESIDUAL, ReplicatedUnit, ShardState, kinds_of
 from ..state.sharded import Exchanges
-from ..transport import groups, staging
+from ..transport import staging
 from ..transport.staging import declared, real_numel
 from .gradients import GradientSettings, GradientUnit
 from .parts import Part
@@ -65,17 +64,6 @@ class AcrossReplicas(GradientUnit, ReplicatedUnit):
         self._sizes = {name: real_numel(p.to_local()) for name, p in self.parameters.items()}
         self._loaded: Dict[str, ShardState] = {}
 
-    def attach(self) -> None:
-        """Let fully_shard call this object.
-
-        Its own all-reduce stays, between this worker and itself, because it decides when gradients
-        are reduced, and which memory they have until then.
-        """
-        group = self._fully_shard
-        group.mesh_info = copy.copy(group.mesh_info)
-        group.mesh_info.replicate_process_group = groups.alone()
-        group._all_reduce_hook = self
-
     def elements(self) -> Dict[str, int]:
         return self._sizes
 
@@ -93,8 +81,7 @@ class AcrossReplicas(GradientUnit, ReplicatedUnit):
             return
         if self._lane is None:
             self._open(output)
-        average = self._fully_shard.gradient_divide_factor is None
-        self._start(values, values, own, average).wait()
+        self._start(values, values, own, self._part.divides).wait()
 
     def _announced(self) -> Announced:
         facts = {"step of gradients": self._begun, "parameters": list(self.parameters)}

@@ -22,7 +22,7 @@ def batch(replica, shard, step):
 
 
 class Run:
-    """Two replicas, each of which has two workers.
+    """Two replicas of two workers each.
 
     If the model is not sharded, both workers of a replica compute with the replica's whole batch.
     """
