@@ -34,7 +34,8 @@ class Tensors:
     ) -> Union[np.ndarray, torch.Tensor]:
         if device is None:
             return gpu.memory(size)
-        return torch.zeros(size, dtype=torch.uint8, device=device)
+        with gpu.queue(device):
+            return torch.zeros(size, dtype=torch.uint8, device=device)
 
     def view(self, room: Union[np.ndarray, torch.Tensor], dtype: str) -> torch.Tensor:
         room = torch.from_numpy(room) if isinstance(room, np.ndarray) else room

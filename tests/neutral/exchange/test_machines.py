@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from gluon_gc.exchange.header import Stamp
 from gluon_gc.exchange.machines import Stated, groups_of
 from gluon_gc.log import warn_once
 from tests import replay
@@ -139,6 +140,29 @@ def test_the_owner_of_a_chunk_does_not_change_its_bits(params):
     for alone, others in TwoLevels(TRIPLES).run(work):
         for one, other in zip(alone, others):
             np.testing.assert_array_equal(one["w"], other["w"])
+
+
+def test_workers_in_different_steps_all_get_an_error():
+    def work(exchange):
+        lane = Lane(exchange, tensor(params=ONEBIT), tensor("v", index=1))
+        lane.average(0, stamp=Stamp(step=1))
+        for _ in range(2):  # later exchanges fail too
+            with pytest.raises(RuntimeError, match="^worker 3 is in another step than other"):
+                lane.average(1, stamp=Stamp(step=2 + (exchange.rank == 3)))
+
+    TwoLevels(PAIRS).run(work)
+
+
+@pytest.mark.parametrize("name", ["plain", "onebit", "dgc"])
+def test_a_worker_that_ends_is_an_error_on_the_others(name):
+    def work(exchange):
+        lane = Lane(exchange, tensor(params=PARAMS[name]))
+        lane.average(0)
+        if exchange.rank != 1:
+            with pytest.raises(RuntimeError, match=r"another worker may have ended.*waits for"):
+                lane.average(1)
+
+    TwoLevels(PAIRS).run(work)
 
 
 RESNET18 = [  # the sizes of its parameters, in the order of backward
