@@ -142,6 +142,19 @@ def test_the_owner_of_a_chunk_does_not_change_its_bits(params):
             np.testing.assert_array_equal(one["w"], other["w"])
 
 
+@pytest.mark.parametrize("name, payloads", [("onebit", 1), ("gather", 2), ("dgc", 2)])
+def test_the_workers_of_a_machine_get_payloads(name, payloads):
+    """That of the sum, or those of both machines."""
+    n = 4 * CHUNK  # a chunk for each worker of both machines
+    networks = TwoLevels(PAIRS)
+    networks.run(lambda exchange: Lane(exchange, tensor(n=n, params=PARAMS[name])).average(0))
+    size = parsed(PARAMS[name]).codec(CHUNK, "float32").payload_bytes
+    expected = 2 * payloads * size
+    for network in networks.inside:
+        sent = [m.size for (phase, _), _, m in network.sent if phase == 1]
+        assert len(sent) == 2 and all(0 <= size - expected < 64 for size in sent), sent
+
+
 def test_workers_in_different_steps_all_get_an_error():
     def work(exchange):
         lane = Lane(exchange, tensor(params=ONEBIT), tensor("v", index=1))
