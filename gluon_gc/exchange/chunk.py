@@ -33,7 +33,7 @@ class ExchangedChunk:
     aggregator: Optional[Coder] = None  # the owner's, if this worker is the owner and aggregates
     inside: Optional[Inside] = None  # if each machine sums the chunk before it is exchanged
     on_gpu: bool = False  # whether its payloads or values travel from GPU to GPU
-    senders: int = 1  # the number of payloads that travel together
+    senders: int = 1  # the number of payloads that travel together, each with the most bytes
 
     def __post_init__(self) -> None:
         (self.piece,) = self.plan.slices
@@ -52,7 +52,7 @@ class ExchangedChunk:
     @property
     def wire_size(self) -> WireSize:
         """The size of its payloads or values in a message."""
-        if self.coder is None or self.coder.has_fixed_length:
+        if self.senders > 1 or self.coder is None or self.coder.has_fixed_length:
             return WireSize(self.num_bytes * self.senders)
         return WireSize(self.num_bytes, self.coder.codec.used)
 

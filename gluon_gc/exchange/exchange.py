@@ -260,7 +260,7 @@ class Lane:
             node = machines.number
             owner, local = divmod(owner, machines.local_size)
             inside = self._inside(tensor, chunk, local, may_stay_on_gpu)
-            on_gpu = inside.to_all.on_gpu and inside.to_all.coder is not None and chunk.aggregated
+            on_gpu = inside.to_all.on_gpu and inside.to_all.coder is not None
             device = tensor.device if inside.to_owner.on_gpu else arrays.host
             mine = local == machines.local_rank
         if chunk.params is not None and mine:
@@ -287,7 +287,7 @@ class Lane:
         """Return how a chunk travels inside a machine. Workers with rank `local` exchange it."""
         arrays, device = self.exchange.arrays, tensor.device
         size, params = (chunk.size, chunk.dtype), chunk.params
-        inner, own_plan, decoder = None, replace(chunk, params=None), None
+        inner, own_plan, decoder, senders = None, replace(chunk, params=None), None, 1
         if params is not None and params.inner is not None:
             own_plan = replace(chunk, params=params.inner)
             node = self.exchange.machines.count + self.exchange.rank  # of no machine
@@ -297,13 +297,16 @@ class Lane:
             stays_on_gpu = stays_on_gpu and inner.has_fixed_length
         if chunk.aggregated or chunk.gathered:
             decoder = arrays.coder(device, params.aggregators, *size, decodes_only=True)
-            varies = not decoder.has_fixed_length and (stays_on_gpu or chunk.gathered)
-            if varies or (stays_on_gpu and not arrays.keeps_payloads(device, params.compressor)):
-                decoder = None
+            senders = self.exchange.machines.count if chunk.gathered else 1
+            values_bytes = chunk.size * arrays.itemsize(chunk.dtype)
+            forwards = senders * decoder.codec.payload_bytes < values_bytes
+            if stays_on_gpu:  # a GPU does not check payloads, so none may come from host memory
+                fits = chunk.aggregated and decoder.has_fixed_length
+                forwards = fits and arrays.keeps_payloads(device, params.compressor)
+            decoder, senders = (decoder, senders) if forwards else (None, 1)
         values = tensor._replace(wire=tensor.working)
         to_owner = values.exchanged(own_plan, local, arrays, device, inner, on_gpu=stays_on_gpu)
         answer = tensor if decoder is not None or params is None else values
-        senders = self.exchange.machines.count if chunk.gathered and decoder is not None else 1
         to_all = answer.exchanged(
             chunk, local, arrays, device, decoder, on_gpu=stays_on_gpu, senders=senders
         )

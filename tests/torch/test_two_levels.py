@@ -26,6 +26,7 @@ from tests.torch.common import (
     assert_alike,
     logged,
     raised,
+    sgd,
     train,
     wrapped,
 )
@@ -138,12 +139,40 @@ def totals(saved, what):
     for name, parameter in Net().named_parameters():
         total = torch.zeros(parameter.numel(), dtype=torch.float64)
         for worker in saved:
-            for key, array in worker["arrays"][name].items():
+            for key, array in worker["arrays"].get(name, {}).items():
                 begin = int(key.rpartition(".")[2])
                 if key.startswith(what):
                     total[begin : begin + array.numel()] += array
                     sums[name] = total
     return sums
+
+
+@on_workers(4)
+def test_residuals_of_rounds_go_on_in_other_layouts():
+    algorithm, saved = {"name": "local_steps", "every": 2}, None
+    for inner_group in (own_group(PAIRS), None, own_group(CROSSED)):
+        net = Net()
+        optimizer = bps.DistributedOptimizer(
+            sgd(net),
+            net.named_parameters(),
+            compression_params=SIGNS,
+            algorithm=algorithm,
+            inner_group=inner_group,
+        )
+        state = optimizer.compression_state
+        if saved is not None:
+            state.load_state_dict(saved)
+            for kind in saved[0]["residuals"]:
+                before, after = (
+                    totals([{"arrays": one["residuals"][kind]} for one in each], "worker.residual")
+                    for each in (saved, of_all(state))
+                )
+                assert before.keys() == after.keys() == dict(net.named_parameters()).keys()
+                assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+                assert any(total.any() for total in before.values())
+        assert_alike(train(net, optimizer, net, range(4)))
+        saved = of_all(state)
+        state.close()
 
 
 @on_workers(4)

@@ -328,10 +328,12 @@ def several_machines():
         weights = trained(params)
         assert_alike(weights)
         assert not torch.equal(weights, flat(Net()))
-    _, _, _, state = wrapped({})
-    values = torch.full((90 * 20,), float(dist.get_rank()))
-    state.average({"first.weight": values}).wait()
-    assert torch.equal(values, torch.full_like(values, 1.5))
+    for group in (None, dist.new_group(range(4))):
+        _, _, _, state = wrapped({}, process_group=group)
+        assert state.exchange.machines.groups == [[0, 1], [2, 3]]
+        values = torch.full((90 * 20,), float(dist.get_rank()))
+        state.average({"first.weight": values}).wait()
+        assert torch.equal(values, torch.full_like(values, 1.5))
     _, _, _, state = wrapped(ONEBIT)
     arrays = state.state_dict()["arrays"]
     mine = sum(

@@ -45,8 +45,8 @@ class _Kept:
         own = coder_states.unpacked(self._saved["arrays"])
         of_all = {key: array for key, array in own.items() if key.node == OF_ALL}
         shares = {
-            name: Share(1, machines if own.hierarchical else exchange.workers)
-            for name, own in self._state.params.items()
+            name: Share(1, machines if params.hierarchical else exchange.workers)
+            for name, params in self._state.params.items()
         }
         arrays = arrays_of_worker([{**self._sums, **of_all}], exchange.rank, shares)
         gradients.apply(self._state.lane, self._state.momentum, arrays)

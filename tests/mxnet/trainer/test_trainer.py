@@ -502,3 +502,16 @@ def test_a_trainer_says_that_its_cluster_is_gone():
     bps.shutdown()
     with pytest.raises(RuntimeError, match="has been shut down"):
         trainer.step(1)
+
+
+def test_inner_compressors_are_for_pytorch():
+    params = {"compressor": "onebit", "inner": {"compressor": "blockwise"}}
+    said = r"compression_params\['inner'\] is for PyTorch's CompressionState"
+    with pytest.raises(ValueError, match=said):
+        bps.byteps_declare_tensor("t", **params)
+    with pytest.raises(ValueError, match=said):
+        mx.kv.create("GluonGCLocal").set_gradient_compression(params)
+    parameter = mx.gluon.Parameter("p", shape=(3,))
+    parameter.initialize()
+    with pytest.raises(ValueError, match=said):
+        bps.DistributedTrainer([parameter], "sgd", compression_params=params, kvstore="local")
