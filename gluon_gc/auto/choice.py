@@ -17,7 +17,7 @@ Compression with Near-Optimal Usage Strategies", EuroSys 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -105,8 +105,16 @@ class Topology:
     def aggregators(self) -> int:
         return self.servers or self.machines
 
-    def compressing(self, speed: Speed) -> float:
+    def passes_of(self, params: CompressionParams) -> float:
+        """`passes` of a tensor with these params: all machines gather all payloads if it is so."""
+        if params.exchange == "two_way":
+            return self.passes
+        return self.passes * self.machines if self.servers else self.machines - 1.0
+
+    def compressing(self, speed: Speed, exchange: str = "two_way") -> float:
         """Seconds to compress, aggregate and decompress one element of float32."""
+        if exchange == "gather":
+            return speed.compress + self.machines * speed.add
         aggregated = (self.machines * speed.add + speed.compress) / self.aggregators
         return speed.compress + aggregated + speed.decompress
 
@@ -176,26 +184,45 @@ def choose(
     return Choice(by_tensor, exposed(names), plain)
 
 
-def seconds_of(
+class Cost(NamedTuple):
+    """The predicted cost of the exchange of a tensor."""
+
+    processor: float  # seconds to compress, aggregate and decompress
+    network: float  # seconds for messages and bytes
+    bytes: float  # that a machine sends
+
+    @property
+    def seconds(self) -> float:
+        return self.processor + self.network
+
+
+def cost_of(
     tensor: Tensor,
     name: str,
     params: CompressionParams,
     measured: Measured,
     topology: Topology,
     partition_bytes: int,
-) -> float:
-    """The predicted seconds for the exchange of a tensor with the candidate `name`, `params`."""
+) -> Cost:
+    """The predicted cost of the exchange of a tensor with the candidate `name`, `params`."""
     chunks = plan.cut([replace(tensor, params=params)], partition_bytes, 0)
     compressed = params.compressor is not None
-    cost = measured.link.payload if compressed else measured.link.float32
+    traffic = measured.link.payload if compressed else measured.link.float32
     if not compressed and chunks[0].dtype == "float16":
-        cost = measured.link.float16
+        traffic = measured.link.float16
     load = Load.of(chunks)
-    total = load.messages * cost.message + load.bytes * topology.passes / cost.rate
-    if compressed:
-        words = np.dtype(plan.working_dtype(tensor.dtype)).itemsize / 4
-        total += tensor.size * words * topology.compressing(measured.kernels[name])
-    return total
+    sent = load.bytes * topology.passes_of(params)
+    network = load.messages * traffic.message + sent / traffic.rate
+    if not compressed:
+        return Cost(0.0, network, sent)
+    words = np.dtype(plan.working_dtype(tensor.dtype)).itemsize / 4
+    compressing = topology.compressing(measured.kernels[name], params.exchange)
+    return Cost(tensor.size * words * compressing, network, sent)
+
+
+def seconds_of(*given: Any) -> float:
+    """The predicted seconds for the exchange of a tensor. The arguments are those of `cost_of`."""
+    return cost_of(*given).seconds
 
 
 def fastest(costs: Mapping[str, float]) -> str:

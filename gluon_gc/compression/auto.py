@@ -14,7 +14,7 @@ PLAIN = "none"
 """The name of the candidate that sends a tensor uncompressed."""
 FP16 = "fp16"
 """The name of the candidate that sends a tensor in float16."""
-_CANDIDATES: Dict[str, Dict[str, Any]] = {
+CANDIDATES: Dict[str, Dict[str, Any]] = {
     PLAIN: {},
     FP16: {"fp16": True},
     "bytegrad": {"compressor": "bytegrad"},
@@ -38,7 +38,12 @@ def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
     `params`.
     """
     allowed = _FOR_ADAM if params.for_adam else _ALLOWED
-    return {name: _filled(_CANDIDATES[name], params) for name in allowed[params.accuracy]}
+    return {name: _filled(CANDIDATES[name], params) for name in allowed[params.accuracy]}
+
+
+def accuracy_of(name: str) -> str:
+    """The strictest accuracy with which "auto" may choose a candidate, or any other method."""
+    return next((each for each, names in _ALLOWED.items() if name in names), "aggressive")
 
 
 def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:

@@ -26,7 +26,7 @@ def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dic
     All workers of the group call this.
     """
     with closing(new_exchange(group)) as exchange:
-        names = selection.chosen(tensors, _Workers(exchange))
+        names = selection.chosen(tensors, ExchangingWorkers(exchange))
         root_names = exchange.gather_objects(names)[0]
     return dict(zip((tensor.name for tensor in tensors), root_names))
 
@@ -39,12 +39,14 @@ def decided(
 ) -> Decision:
     """Return the decision for an algorithm. All workers of the group call this."""
     with closing(new_exchange(group)) as exchange:
-        workers = _Workers(exchange)
+        workers = ExchangingWorkers(exchange)
         (seconds,) = workers.slowest([automatic.seconds])
         return exchange.gather_objects(automatic.choose(tensors, shapes, workers, seconds))[0]
 
 
-class _Workers(probe.Workers):
+class ExchangingWorkers(probe.Workers):
+    """The workers of an exchange."""
+
     def __init__(self, exchange: Exchange) -> None:
         self._exchange, self._lane = exchange, exchange.lane()
         machines = exchange.workers if exchange.machines is None else exchange.machines.count
