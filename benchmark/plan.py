@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
-from gluon_gc.auto.prediction import Method, methods
+from gluon_gc.auto.prediction import methods
 
 sys.path.insert(0, str(HERE.parent / "example" / "pytorch"))
 
@@ -50,7 +50,7 @@ def resnet18() -> tuple:
     """Return ResNet-18 for images of 32x32 with SGD, and a batch."""
     model = network("resnet18", 100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return model, optimizer, torch.randn(8, 3, 32, 32), torch.randint(100, (8,))
+    return model, optimizer, torch.randn(32, 3, 32, 32), torch.randint(100, (32,))
 
 
 def language_model() -> tuple:
@@ -65,14 +65,20 @@ MODELS = {"resnet18": resnet18, "language_model": language_model}
 
 
 def trainer(model: str, method: Any) -> Callable[[], None]:
-    """Return a function that trains one step; `method` None: without an exchange."""
+    """Return a function that trains one step; `method` None: as the only worker of its group."""
+    torch.manual_seed(0)  # workers begin with equal weights
     net, optimizer, inputs, targets = MODELS[model]()
     forward = net
-    if method is not None and method.algorithm is not None:
+    if method is None:
+        groups = [dist.new_group([rank]) for rank in range(bps.size())]
+        forward = DistributedDataParallel(
+            net, process_group=groups[bps.rank()], gradient_as_bucket_view=True
+        )
+    elif method.algorithm is not None:
         optimizer = bps.DistributedOptimizer(
             optimizer, net.named_parameters(), method.params, algorithm=method.algorithm
         )
-    elif method is not None:
+    else:
         forward = DistributedDataParallel(net, gradient_as_bucket_view=True)
         if method.params:
             state = bps.CompressionState(net.named_parameters(), method.params, optimizer)
@@ -93,51 +99,65 @@ def work(model: str) -> None:
     bps.init()
     known = {method.name: method for method in methods("sgd")}
     chosen: Dict[str, Any] = {ALONE: None, **{name: known[name] for name in NAMES}}
-    seconds = {name: timed(trainer(model, method), name) for name, method in chosen.items()}
+    steps = {name: trainer(model, method) for name, method in chosen.items()}
+    seconds = timed(steps)
     if bps.rank() == 0:
         print("seconds", json.dumps(seconds), flush=True)
     bps.shutdown()
 
 
-def timed(step: Callable[[], None], name: str) -> float:
-    """Return the median over the steps; a step lasts until the slowest worker has done it."""
-    found: List[float] = []
-    total = 0.0
-    warm_up = PLAIN_WARM_UP if name == PLAIN else WARM_UP
-    while len(found) <= warm_up or (total < BUDGET and len(found) < warm_up + MOST):
+def timed(steps: Mapping[str, Callable[[], None]]) -> Dict[str, float]:
+    """Return the median of each method. The methods take turns, because other load varies.
+
+    A step lasts until the slowest worker has done it.
+    """
+    found: Dict[str, List[float]] = {name: [] for name in steps}
+
+    def once(name: str) -> float:
         dist.barrier()
         start = time.perf_counter()
-        step()
+        steps[name]()
         took = torch.tensor(time.perf_counter() - start)
         dist.all_reduce(took, dist.ReduceOp.MAX)
-        found.append(took.item())
-        total = sum(found[warm_up:])
-    return statistics.median(found[warm_up:])
+        return took.item()
+
+    for name in steps:
+        for _ in range(PLAIN_WARM_UP if name == PLAIN else WARM_UP):
+            once(name)
+    for _ in range(MOST):
+        for name, times in found.items():
+            if sum(times) < BUDGET:
+                times.append(once(name))
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def started(folder: Path, name: str, network: Network, words: List[str], begin: str) -> Any:
+    """Run workers; return the JSON in worker 0's line that begins so, or in the folder's file."""
+    result = folder / f"{name}.json"
+    if not result.exists():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        with network, Processes(network, TIMEOUT) as processes:
+            hosts = len(network.addresses)
+            workers = processes.start_workers("torch", hosts, 0, lambda _: words)
+            text = read_line(workers[0], begin)
+            for worker in workers:
+                worker.communicate()
+        result.write_text(text)
+    return json.loads(result.read_text())
 
 
 def measure(model: str, rate: float, workers: int, folder: Path) -> Dict[str, Any]:
-    """Measure and predict one combination, or read it from the folder."""
-    result = folder / f"{model}-{rate / 1e6:g}M-{workers}.json"
-    if result.exists():
-        return json.loads(result.read_text())
-    print(f"{result.stem} ...", file=sys.stderr, flush=True)
+    """Measure and predict one combination."""
     file = folder / f"{model}.pt"
-    torch.save(MODELS[model]()[0].state_dict(), file)
-    with Network(workers, rate) as net, Processes(net, TIMEOUT) as processes:
-        words = [__file__, "--work", model]
-        started = processes.start_workers("torch", workers, 0, lambda _: words)
-        seconds = json.loads(read_line(started[0], "seconds "))
-        for worker in started:
-            worker.communicate()
-        plan = ["-m", "gluon_gc", "plan", "--model", str(file.resolve()), "--json"]
-        words = [*plan, "--step-seconds", str(seconds[ALONE])]
-        started = processes.start_workers("torch", workers, 0, lambda _: words)
-        predicted = json.loads("{" + read_line(started[0], "{"))
-        for worker in started:
-            worker.communicate()
-    found = {"model": model, "rate": rate, "workers": workers, "seconds": seconds}
-    result.write_text(json.dumps({**found, "plan": predicted}))
-    return json.loads(result.read_text())
+    if not file.exists():
+        torch.save(MODELS[model]()[0].state_dict(), file)
+    name = f"{model}-{rate / 1e6:g}M-{workers}"
+    words = [__file__, "--work", model]
+    seconds = started(folder, f"{name}-measured", Network(workers, rate), words, "seconds ")
+    words = ["-m", "gluon_gc", "plan", "--json", "--model", str(file.resolve())]
+    words += ["--step-seconds", str(seconds[ALONE])]
+    predicted = started(folder, f"{name}-plan", Network(workers, rate), words, "")
+    return {"model": model, "rate": rate, "workers": workers, "seconds": seconds, "plan": predicted}
 
 
 def rows(found: Dict[str, Any]) -> Iterator[Dict[str, Any]]:

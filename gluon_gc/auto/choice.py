@@ -51,6 +51,7 @@ class TrafficCost(NamedTuple):
 
     message: float  # seconds for each message, in addition to the time for its bytes
     rate: float  # bytes/s of the busiest link in each direction, or less if processors are slower
+    start: float = 0.0  # seconds for each exchange of many tensors, in addition to its messages
 
     @classmethod
     def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> TrafficCost:
@@ -72,8 +73,8 @@ class TrafficCost(NamedTuple):
             fit[terms] = np.linalg.lstsq(shares[:, terms], np.ones_like(seconds), rcond=None)[0]
             if fit.min() >= 0 and fit[2] > 0:
                 fits.append((np.square(shares @ fit - 1).sum(), *fit.tolist()))
-        _, _, message, byte = min(fits)
-        return cls(message, passes / byte)
+        _, start, message, byte = min(fits)
+        return cls(message, passes / byte, start)
 
 
 class Link(NamedTuple):
@@ -87,6 +88,12 @@ class Link(NamedTuple):
     def bits(self) -> float:
         """The rate of uncompressed values, in bits per second."""
         return 8 * self.float32.rate
+
+    def cost(self, params: CompressionParams) -> TrafficCost:
+        """The cost of a tensor of floats with these params."""
+        if params.compressor is not None:
+            return self.payload
+        return self.float16 if params.fp16 else self.float32
 
 
 @dataclass(frozen=True)
@@ -206,14 +213,11 @@ def cost_of(
 ) -> Cost:
     """The predicted cost of the exchange of a tensor with the candidate `name`, `params`."""
     chunks = plan.cut([replace(tensor, params=params)], partition_bytes, 0)
-    compressed = params.compressor is not None
-    traffic = measured.link.payload if compressed else measured.link.float32
-    if not compressed and chunks[0].dtype == "float16":
-        traffic = measured.link.float16
+    traffic = measured.link.cost(params if tensor.floating else params.uncompressed)
     load = Load.of(chunks)
     sent = load.bytes * topology.passes_of(params)
     network = load.messages * traffic.message + sent / traffic.rate
-    if not compressed:
+    if params.compressor is None:
         return Cost(0.0, network, sent)
     words = np.dtype(plan.working_dtype(tensor.dtype)).itemsize / 4
     compressing = topology.compressing(measured.kernels[name], params.exchange)

@@ -107,6 +107,7 @@ class Job:
     topology: Topology
     measured: Measured
     products: Mapping[int, float]
+    crowding: float = 1.0  # of processors, see `speed.crowding`
     step_seconds: float = 0.0  # without an exchange; 0: only the exchange counts
     processors_busy: bool = True  # whether backward computes on the processors that compress
     inside: Optional[Tuple[Measured, Topology]] = None  # of sums that the link does not include
@@ -119,6 +120,7 @@ class Job:
             codec, tensor = PLAIN, replace(tensor, params=tensor.params.uncompressed)
         partition = env.get("BYTEPS_PARTITION_BYTES")
         found = cost_of(tensor, codec, tensor.params, self.measured, self.topology, partition)
+        found = found._replace(processor=found.processor * self.crowding)
         if self.inside is None:
             return found
         plain = tensor.params.uncompressed
@@ -149,13 +151,14 @@ def predictions(several: Sequence[Method], shapes: Shapes, job: Job) -> List[Pre
 def _predicted(method: Method, shapes: Shapes, job: Job) -> Prediction:
     params = parse(method.params)
     sizes = [(name, math.prod(shape)) for name, shape in shapes.items()]
-    more = 0.0  # seconds besides the exchange of the tensors
+    start = job.measured.link.cost(params).start
+    more = start  # seconds besides those of each tensor
     algorithm = parse_algorithm(method.algorithm)
     if isinstance(algorithm, PowerSGD):
         elements = sum(size for _, size in sizes)
         sizes, rounds = factors(algorithm, shapes)
-        more = job.products[algorithm.rank] * elements
-        more += (rounds - 1) * job.measured.link.float16.message
+        more += job.products[algorithm.rank] * elements * job.crowding
+        more += (rounds - 1) * start
     costs = []
     for name, size in reversed(sizes):
         own = plan.params_for_dimensions(params, len(shapes[name]))
@@ -164,7 +167,7 @@ def _predicted(method: Method, shapes: Shapes, job: Job) -> Prediction:
     exposed = exchange
     if algorithm is None:
         gradients = [4 * size for _, size in reversed(sizes)]
-        exposed = _exposed(list(zip(gradients, costs)), job)
+        exposed = _exposed(list(zip(gradients, costs)), start, job)
     sent = sum(cost.bytes for cost in costs) / method.every
     return Prediction(
         method,
@@ -176,10 +179,11 @@ def _predicted(method: Method, shapes: Shapes, job: Job) -> Prediction:
     )
 
 
-def _exposed(costs: Sequence[Tuple[int, Cost]], job: Job) -> float:
+def _exposed(costs: Sequence[Tuple[int, Cost]], start: float, job: Job) -> float:
     """The seconds by which the exchange lengthens a step.
 
-    `costs` are the bytes and the cost of each gradient, in the order of backward.
+    `costs` are the bytes and the cost of each gradient, in the order of backward. A bucket takes
+    `start` seconds more.
     """
     backward, end, last, done = _BACKWARD * job.step_seconds, 0.0, 0.0, 0
     for bucket in _buckets(costs):
@@ -188,7 +192,7 @@ def _exposed(costs: Sequence[Tuple[int, Cost]], job: Job) -> float:
         busy = sum(cost.processor for _, cost in bucket)
         if job.processors_busy:  # the rest of backward is later by as much
             backward += busy
-        end = max(end, last) + busy + sum(cost.network for _, cost in bucket)
+        end = max(end, last) + start + busy + sum(cost.network for _, cost in bucket)
     return end - _BACKWARD * job.step_seconds
 
 

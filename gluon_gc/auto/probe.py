@@ -22,7 +22,7 @@ _MESSAGES = 16  # tensors in one exchange
 _ROUNDS = 2, 7  # the least and the most exchanges of each size; the fastest one counts
 _SIZES = (2**8, 2**14, 2**16, 2**18, 1_000_000)  # bytes that are sent for one tensor
 _MOST_ELEMENTS = 250_000  # elements of a tensor: 1,000,000 bytes of float32 are one partition
-_LONGEST = 0.3  # seconds: larger exchanges are skipped, and repetitions together stay below
+LONGEST = 0.3  # seconds: larger exchanges are skipped, and repetitions together stay below
 _LEAST = 0.1  # the smallest share of an exchange's time that is left after a subtraction
 
 
@@ -48,9 +48,14 @@ class Workers:
         """Return a function that sums these tensors over the workers and waits for the sums."""
         raise NotImplementedError
 
-    def measured(self, compressors: Mapping[str, CompressionParams]) -> Measured:
-        """Measure the network and the speed of these compressors, for some seconds."""
-        return Measured(link(self, self.topology), speeds(self, compressors))
+    def measured(
+        self, compressors: Mapping[str, CompressionParams], longest: float = LONGEST
+    ) -> Measured:
+        """Measure the network and the speed of these compressors, for some seconds.
+
+        `longest` limits the seconds of an exchange. A slow link needs longer ones to fill queues.
+        """
+        return Measured(link(self, self.topology, longest), speeds(self, compressors))
 
 
 class _Sent(NamedTuple):
@@ -74,14 +79,14 @@ def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Di
     return {name: Speed(*map(float, row)) for name, row in zip(compressors, slowest)}
 
 
-def link(workers: Workers, topology: Topology) -> Link:
+def link(workers: Workers, topology: Topology, longest: float = LONGEST) -> Link:
     """The cost of messages, measured with growing sizes until a size would take too long."""
     partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
     sent: List[List[_Sent]] = []
     for last, size in zip((0, *_SIZES), _SIZES):
         if len(sent) >= 2:
             expected = max(_expected(*kind, size / last) for kind in zip(*sent[-2:]))
-            if expected > _LONGEST or size > partition_bytes:
+            if expected > longest or size > partition_bytes:
                 break
         kinds = [_tensors(*kind, size) for kind in _kinds().items()]
         workers.declare([tensor for tensors_of_kind in kinds for tensor in tensors_of_kind])
@@ -133,7 +138,7 @@ def _seconds(workers: Workers, tensors: Sequence[Tensor]) -> float:
     timed()  # allocates buffers
     (duration,) = workers.slowest([timed()])
     min_rounds, max_rounds = _ROUNDS
-    rounds = max(min_rounds, min(max_rounds, int(_LONGEST / duration)))
+    rounds = max(min_rounds, min(max_rounds, int(LONGEST / duration)))
     fastest = min([duration, *(timed() for _ in range(rounds - 1))])
     return workers.slowest([fastest])[0]
 

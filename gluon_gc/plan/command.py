@@ -10,7 +10,7 @@ import subprocess
 import sys
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, List, Optional
+from typing import Any
 
 from .. import env
 from ..auto.choice import Link, Topology
@@ -82,10 +82,11 @@ def _run(options: argparse.Namespace) -> int:
         len(shapes),
         options.workers or found.workers,
         job.topology.machines,
-        job.measured.link.float32.rate,
+        job.measured,
         options.rate is not None,
         options.step_seconds,
         found.sharing,
+        found.crowding,
         env.cores(),
         predictions(several, shapes, job),
     )
@@ -134,5 +135,12 @@ def _job(options: argparse.Namespace, found: Any) -> Job:
             )
         )
         measured = type(measured)(link, measured.kernels)
-    busy = not found.gpu
-    return Job(topology, measured, found.products, options.step_seconds, busy, inside)
+    return Job(
+        topology,
+        measured,
+        found.products,
+        found.crowding,
+        options.step_seconds,
+        processors_busy=not found.gpu,
+        inside=inside,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Sequence
 
-from ..auto.choice import gains_enough
+from ..auto.choice import Measured, gains_enough
 from ..auto.prediction import Prediction
 
 _COLUMNS = ("method", "accuracy", "MB sent", "limit s", "exchange s", "hidden s", "step s", "x DDP")
@@ -20,12 +20,18 @@ class Report:
     tensors: int
     workers: int
     machines: int
-    rate: float  # bytes a second of a machine's link, in each direction
+    measured: Measured
     rate_given: bool  # else it is measured
     step_seconds: float  # 0: not known
     sharing: int  # workers that shared the processors of a machine when they measured
+    crowding: float  # of their processors, see `speed.crowding`
     cores: int
     predictions: Sequence[Prediction]
+
+    @property
+    def rate(self) -> float:
+        """Bits per second of a machine's link, in each direction."""
+        return self.measured.link.bits
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the text."""
@@ -36,7 +42,7 @@ class Report:
         yield (
             f"{self.parameters:,} parameters in {self.tensors} tensors, float32 gradients, "
             f"{self.workers} workers on {self.machines} machines, links of "
-            f"{8 * self.rate / 1e6:,.4g} Mbit/s ({'given' if self.rate_given else 'measured'})."
+            f"{self.rate / 1e6:,.4g} Mbit/s ({'given' if self.rate_given else 'measured'})."
         )
         yield (
             f"Limit: without compression a machine sends {plain.bytes / 1e6:,.4g} MB in a step, "
@@ -75,6 +81,11 @@ class Report:
     def json(self) -> Dict[str, Any]:
         """Return all values as one object. Rates are in bits per second."""
         facts = {name: value for name, value in vars(self).items() if name != "predictions"}
+        link, kernels = self.measured.link, self.measured.kernels
+        facts["measured"] = {
+            "link": {kind: cost._asdict() for kind, cost in link._asdict().items()},
+            "kernels": {name: speed._asdict() for name, speed in kernels.items()},
+        }
         rows = [
             {
                 **each.method._asdict(),
@@ -84,7 +95,7 @@ class Report:
             }
             for each in self.predictions
         ]
-        return {**facts, "rate": 8 * self.rate, "predictions": rows}
+        return {**facts, "rate": self.rate, "predictions": rows}
 
     def draw(self, path: str) -> None:
         """Draw the seconds of each method's step to a file such as plan.svg."""
@@ -100,7 +111,7 @@ class Report:
         ):
             panel.barh(names, width, left=left, color=color, label=label)
         panel.invert_yaxis()
-        panel.set_xlabel(f"predicted seconds a step at {8 * self.rate / 1e6:,.4g} Mbit/s")
+        panel.set_xlabel(f"predicted seconds a step at {self.rate / 1e6:,.4g} Mbit/s")
         panel.legend(loc="lower right")
         figure.savefig(path)
 

@@ -16,6 +16,7 @@ from .byteps.runtime import init, shutdown
 from .transport import new_exchange
 
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")  # differs between machines, not containers
+_LONGEST = 1.0  # seconds of an exchange that measures the link
 _STATISTICS = ("running_mean", "running_var")  # buffers of BatchNorm
 
 
@@ -27,6 +28,7 @@ class Found(NamedTuple):
     topology: Topology
     workers: int
     sharing: int  # the most workers on one machine
+    crowding: float  # of their processors, see `speed.crowding`
     gpu: bool  # whether the workers may train on GPUs
 
 
@@ -41,9 +43,11 @@ def measure(
                 return None
             machines = exchange.gather_objects(_MACHINE.read_text())
             workers = ExchangingWorkers(exchange)
-            measured = workers.measured(compressors)
+            measured = workers.measured(compressors, _LONGEST)
             workers.join("speed of powersgd")
             products = workers.slowest([speed.of_low_rank(rank) for rank in ranks])
+            workers.join("sharing of the processors")
+            (crowding,) = workers.slowest([speed.crowding()])
             sharing = max(map(machines.count, machines))
             gpu = torch.cuda.is_available()
             found = Found(
@@ -52,6 +56,7 @@ def measure(
                 workers.topology,
                 exchange.workers,
                 sharing,
+                crowding,
                 gpu,
             )
             return found if exchange.rank == 0 else None
