@@ -162,7 +162,7 @@ def measure(model: str, rate: float, workers: int, folder: Path) -> Dict[str, An
 
 def rows(found: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
     """Yield the rows of a combination, one for each method."""
-    predicted = {row["name"]: row for row in found["plan"]["predictions"]}
+    predicted = {row["method"]: row for row in found["plan"]["predictions"]}
     for name in NAMES:
         measured, step = found["seconds"][name], predicted[name]["step"]
         yield {
@@ -181,7 +181,7 @@ def rows(found: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
 def is_ordered(found: Dict[str, Any]) -> bool:
     """Whether the two methods that should be the fastest are so, in this order."""
     seconds = {name: found["seconds"][name] for name in NAMES}
-    steps = {row["name"]: row["step"] for row in found["plan"]["predictions"]}
+    steps = {row["method"]: row["step"] for row in found["plan"]["predictions"]}
     first, second = sorted(seconds, key=steps.__getitem__)[:2]
     others = [seconds[name] for name in seconds if name not in (first, second)]
     limits = [seconds[second], *others], others

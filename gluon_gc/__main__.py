@@ -9,7 +9,7 @@ from typing import Optional, Sequence
 
 from .check import installation, machine, network, variables
 from .check.finding import ERROR, Finding
-from .plan import command as plan
+from .plan import arguments as plan
 
 _PARTS = (installation, machine, network, variables)
 _MARKS = {"good": "  ", "warning": "! ", "error": "X "}

@@ -25,7 +25,6 @@ from .low_rank import factors
 Shapes = Mapping[str, Tuple[int, ...]]
 """The shapes of a model's parameters, by name."""
 
-OPTIMIZERS = ("sgd", "adam")
 RANKS = (1, 2, 4)  # of PowerSGD
 _PERIODS = (10, 30, 100)  # H of local steps
 _SETTINGS: Dict[str, Dict[str, Any]] = {
@@ -62,7 +61,7 @@ class Method(NamedTuple):
 
 
 def methods(optimizer: str) -> List[Method]:
-    """The methods for an optimizer, one of `OPTIMIZERS`.
+    """The methods for an optimizer, "sgd" or "adam".
 
     With Adam, only compressors that lose little accuracy compress gradients.
     """
@@ -152,43 +151,48 @@ def _predicted(method: Method, shapes: Shapes, job: Job) -> Prediction:
     params = parse(method.params)
     sizes = [(name, math.prod(shape)) for name, shape in shapes.items()]
     start = job.measured.link.cost(params).start
-    more = start  # seconds besides those of each tensor
-    algorithm = parse_algorithm(method.algorithm)
+    algorithm, products = parse_algorithm(method.algorithm), 0.0
+    rounds = 1
     if isinstance(algorithm, PowerSGD):
-        elements = sum(size for _, size in sizes)
+        products = job.products[algorithm.rank] * sum(size for _, size in sizes) * job.crowding
         sizes, rounds = factors(algorithm, shapes)
-        more += job.products[algorithm.rank] * elements * job.crowding
-        more += (rounds - 1) * start
     costs = []
     for name, size in reversed(sizes):
         own = plan.params_for_dimensions(params, len(shapes[name]))
         costs.append(job.cost(Tensor(name, size, "float32", own), method.codec))
-    exchange = (sum(cost.seconds for cost in costs) + more) / method.every
-    exposed = exchange
+    exposed = None
     if algorithm is None:
-        gradients = [4 * size for _, size in reversed(sizes)]
-        exposed = _exposed(list(zip(gradients, costs)), start, job)
-    sent = sum(cost.bytes for cost in costs) / method.every
+        gradients = list(zip((4 * size for _, size in reversed(sizes)), costs))
+        buckets = _buckets(gradients)
+        rounds, exposed = len(buckets), _exposed(buckets, start, job)
+    exchange = sum(cost.seconds for cost in costs) + rounds * start + products
+    exposed = exchange if exposed is None else min(exposed, exchange)
+    sent = sum(cost.bytes for cost in costs)
+    every = method.every
     return Prediction(
         method,
-        sent,
-        sent / job.measured.link.float32.rate,
-        exchange,
-        exchange - exposed,
-        job.step_seconds + exposed,
+        sent / every,
+        sent / job.measured.link.float32.rate / every,
+        exchange / every,
+        (exchange - exposed) / every,
+        job.step_seconds + exposed / every,
     )
 
 
-def _exposed(costs: Sequence[Tuple[int, Cost]], start: float, job: Job) -> float:
-    """The seconds by which the exchange lengthens a step.
+Bucket = Sequence[Tuple[int, Cost]]
+"""The bytes and the cost of gradients, in the order of backward."""
 
-    `costs` are the bytes and the cost of each gradient, in the order of backward. A bucket takes
-    `start` seconds more.
+
+def _exposed(buckets: Sequence[Bucket], start: float, job: Job) -> float:
+    """The seconds by which the exchange of buckets lengthens a step.
+
+    Each bucket takes `start` seconds besides those of its gradients.
     """
     backward, end, last, done = _BACKWARD * job.step_seconds, 0.0, 0.0, 0
-    for bucket in _buckets(costs):
+    count = sum(map(len, buckets))
+    for bucket in buckets:
         done += len(bucket)
-        last = backward * done / len(costs)
+        last = backward * done / count
         busy = sum(cost.processor for _, cost in bucket)
         if job.processors_busy:  # the rest of backward is later by as much
             backward += busy
@@ -196,7 +200,7 @@ def _exposed(costs: Sequence[Tuple[int, Cost]], start: float, job: Job) -> float
     return end - _BACKWARD * job.step_seconds
 
 
-def _buckets(costs: Sequence[Tuple[int, Cost]]) -> List[List[Tuple[int, Cost]]]:
+def _buckets(costs: Bucket) -> List[Bucket]:
     """Group gradients into the buckets of DistributedDataParallel."""
     smaller, larger = _BUCKETS
     first, *_ = plan.batches(costs, lambda each: each[0], enough=smaller)

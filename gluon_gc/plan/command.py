@@ -8,57 +8,22 @@ import math
 import os
 import subprocess
 import sys
-from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from .. import env
 from ..auto.choice import Link, Topology
-from ..auto.prediction import OPTIMIZERS, RANKS, Job, codecs, methods, predictions
+from ..auto.prediction import RANKS, Job, codecs, methods, predictions
 from ..launch.rank import launchers
 from .front_end import planning
 from .model import Shapes, matrices, shapes_of
-from .quantities import number, rate, seconds
 from .report import Report
 
-_DESCRIPTION = """\
-Predicts the speed-up of each compressor and algorithm over DistributedDataParallel. Start it like
-training, with torchrun or another launcher: it measures the links and the compressors for some
-seconds. On one machine, --rate and --workers describe the network."""
 
+def run(options: argparse.Namespace) -> int:
+    """Predict and print, or start the workers that do so. Return the exit code.
 
-def add(commands: Any) -> None:
-    """Add the command to the subparsers of `python -m gluon_gc`."""
-    parser = commands.add_parser(
-        "plan",
-        help="predict how much compression would speed up training on this network",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-    )
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--model", help="torchvision:NAME, or a file: .safetensors, .pt or .pth")
-    model.add_argument("--parameters", type=number, help="their number, such as 124M")
-    parser.add_argument("--rate", type=rate, help="of each machine's link, such as 100Mbit")
-    parser.add_argument("--workers", type=int, help="of the job, with --rate")
-    parser.add_argument("--per-machine", type=int, default=1, help="workers, with --rate")
-    parser.add_argument(
-        "--step-seconds", type=seconds, default=0.0, help="of the script's step on one worker"
-    )
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: sgd")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plot", metavar="FILE", help="draw the steps too (matplotlib)")
-    parser.set_defaults(run=partial(_checked, parser))
-
-
-def _checked(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    try:
-        return _run(options)
-    except ValueError as error:
-        parser.error(str(error))
-
-
-def _run(options: argparse.Namespace) -> int:
-    _check(options)
+    ValueError: the arguments name no model, or nothing can be measured.
+    """
     worker = launchers.of_bpslaunch() or launchers.find()
     launched = worker is not None and worker.size > 1
     if not launched and options.rate is None:
@@ -86,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
         options.rate is not None,
         options.step_seconds,
         found.sharing,
-        found.crowding,
+        job.crowding,
         env.cores(),
         predictions(several, shapes, job),
     )
@@ -94,22 +59,6 @@ def _run(options: argparse.Namespace) -> int:
     if options.plot:
         report.draw(options.plot)
     return 0
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Raise ValueError if options contradict each other."""
-    workers, per_machine = options.workers, options.per_machine
-    if (options.rate is None) != (workers is None):
-        raise ValueError("--rate and --workers belong together: give both, or neither")
-    if options.rate is None and per_machine != 1:
-        raise ValueError("--per-machine needs --rate and --workers; else the launcher says it")
-    if workers is not None and (per_machine < 1 or workers % per_machine or workers <= per_machine):
-        raise ValueError(
-            "--workers must be a multiple of --per-machine, for at least 2 machines, got "
-            f"{workers} and {per_machine}"
-        )
-    if options.plot and find_spec("matplotlib") is None:
-        raise ValueError(f"--plot {options.plot} needs matplotlib, which is not installed")
 
 
 def _started_here(options: argparse.Namespace) -> int:
@@ -123,7 +72,10 @@ def _started_here(options: argparse.Namespace) -> int:
 def _job(options: argparse.Namespace, found: Any) -> Job:
     """Return the job of the options; without --rate, the one that has measured."""
     measured, topology, inside = found.measured, found.topology, None
+    crowding = found.crowding
     if options.rate is not None:
+        if options.per_machine == 1:
+            crowding = 1.0
         topology = Topology(options.workers // options.per_machine, servers=0)
         inner = Topology(options.per_machine, servers=0)
         inside = (measured, inner) if options.per_machine > 1 else None
@@ -139,7 +91,7 @@ def _job(options: argparse.Namespace, found: Any) -> Job:
         topology,
         measured,
         found.products,
-        found.crowding,
+        crowding,
         options.step_seconds,
         processors_busy=not found.gpu,
         inside=inside,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Sequence
 
-from ..auto.choice import Measured, gains_enough
+from ..auto.choice import Measured, fastest, gains_enough
 from ..auto.prediction import Prediction
+from ..compression.auto import PLAIN
 
 _COLUMNS = ("method", "accuracy", "MB sent", "limit s", "exchange s", "hidden s", "step s", "x DDP")
+_CROWDED = 1.3  # times that work takes longer than alone, above which the report says so
 _COLORS = {"computing": "tab:gray", "waiting for the exchange": "tab:blue"}
 
 
@@ -49,10 +51,11 @@ class Report:
             f"which take {plain.limit:.3g} s."
         )
         yield f"{of_step}."
-        if self.sharing > self.cores:
+        if self.sharing > self.cores or self.crowding > _CROWDED:
             yield (
                 f"Processors are shared: {self.sharing} workers measured at the same time on the "
-                f"{self.cores} cores of a machine, so compressing takes longer here."
+                f"{self.cores} cores of a machine, and maybe other processes ran there. So "
+                f"compressing takes {self.crowding:.2g} times as long as alone."
             )
         if self.workers > self.machines:
             yield "The workers of a machine sum their gradients before it sends them (two levels)."
@@ -63,20 +66,26 @@ class Report:
 
     @property
     def _plain(self) -> Prediction:
-        return next(each for each in self.predictions if not each.method.params)
+        return next(each for each in self.predictions if each.method.name == PLAIN)
 
     def _advice(self) -> Iterator[str]:
-        """Yield the fastest method of each accuracy, with the lines that a script needs."""
-        best: Dict[str, Prediction] = {}
-        for each in self.predictions:
-            kind = each.method.accuracy
-            best.setdefault(f"{kind}, local steps" if each.method.every > 1 else kind, each)
-        for kind, each in best.items():
-            if gains_enough(each.step, self._plain.step):
-                yield f"{kind}: {each.method.name}, {each.speedup:.3g} times as fast as DDP"
-                yield from (f"    {line}" for line in _script(each))
-            elif each is not self._plain:
-                yield f"{kind}: {each.method.name} gains too little, keep DDP as it is"
+        """Yield the best method of each accuracy, with the lines that a script needs.
+
+        As in "auto", a method that sends less must gain enough to be the better one.
+        """
+        groups: Dict[str, List[Prediction]] = {}
+        for each in sorted(self.predictions, key=lambda each: -each.bytes):
+            kind = f"{each.method.accuracy}{', local steps' if each.method.every > 1 else ''}"
+            groups.setdefault(kind, []).append(each)
+        for kind, group in groups.items():
+            steps = {PLAIN: self._plain.step, **{each.method.name: each.step for each in group}}
+            name = fastest(steps)
+            if gains_enough(steps[name], steps[PLAIN]):
+                (best,) = (each for each in group if each.method.name == name)
+                yield f"{kind}: {name}, {best.speedup:.3g} times as fast as DDP"
+                yield from (f"    {line}" for line in _script(best))
+            else:
+                yield f"{kind}: DistributedDataParallel as it is"
 
     def json(self) -> Dict[str, Any]:
         """Return all values as one object. Rates are in bits per second."""
@@ -88,10 +97,12 @@ class Report:
         }
         rows = [
             {
-                **each.method._asdict(),
+                "method": each.method.name,
                 "accuracy": each.method.accuracy,
+                "compression_params": each.method.params,
+                "algorithm": each.method.algorithm,
                 "every": each.method.every,
-                **{name: value for name, value in each._asdict().items() if name != "method"},
+                **{key: value for key, value in each._asdict().items() if key != "method"},
             }
             for each in self.predictions
         ]
@@ -119,7 +130,7 @@ class Report:
 def _cells(each: Prediction) -> List[str]:
     numbers = (each.limit, each.exchange, each.hidden, each.step)
     return [
-        "DDP, uncompressed" if not each.method.params else each.method.name,
+        "DDP, uncompressed" if each.method.name == PLAIN else each.method.name,
         each.method.accuracy,
         f"{each.bytes / 1e6:,.4g}",
         *(f"{number:.3g}" for number in numbers),
