@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -17,7 +18,6 @@ from .transport import new_exchange
 
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")  # differs between machines, not containers
 _LONGEST = 1.0  # seconds of an exchange that measures the link
-_STATISTICS = ("running_mean", "running_var")  # buffers of BatchNorm
 
 
 class Found(NamedTuple):
@@ -82,15 +82,17 @@ def state_dict_shapes(path: str) -> Dict[str, Tuple[int, ...]]:
     The file has a state_dict, or a dict of other values in which it is one. A parameter that has
     two names counts once.
     """
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    found = _tensors(saved)
-    places: Dict[Any, str] = {}
-    for name, tensor in found.items():
-        is_parameter = tensor.is_floating_point() and not name.endswith(_STATISTICS)
-        if is_parameter:
-            place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape)
-            places.setdefault(place, name)
-    return {name: tuple(found[name].shape) for name in places.values()}
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"--model {path} is not a state_dict: {reason}") from None
+    found: Dict[Any, Tuple[str, torch.Tensor]] = {}
+    for name, tensor in _tensors(saved).items():
+        if tensor.is_floating_point():
+            place = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
+            found.setdefault(place, (name, tensor))
+    return {name: tuple(tensor.shape) for name, tensor in found.values()}
 
 
 def _tensors(saved: Any) -> Dict[str, torch.Tensor]:
