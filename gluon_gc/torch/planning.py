@@ -5,19 +5,21 @@ from __future__ import annotations
 import pickle
 from contextlib import closing
 from pathlib import Path
+from statistics import median
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
 from ..auto import speed
 from ..auto.choice import Measured, Topology
+from ..auto.probe import Effort
 from ..compression import CompressionParams
 from .automatic import ExchangingWorkers
 from .byteps.runtime import init, shutdown
 from .transport import new_exchange
 
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")  # differs between machines, not containers
-_LONGEST = 1.0  # seconds of an exchange that measures the link
+_EFFORT = Effort(longest=1.0, rounds=3, statistic=median)  # slow links need time to fill queues
 
 
 class Found(NamedTuple):
@@ -43,7 +45,7 @@ def measure(
                 return None
             machines = exchange.gather_objects(_MACHINE.read_text())
             workers = ExchangingWorkers(exchange)
-            measured = workers.measured(compressors, _LONGEST)
+            measured = workers.measured(compressors, _EFFORT)
             workers.join("speed of powersgd")
             products = workers.slowest([speed.of_low_rank(rank) for rank in ranks])
             workers.join("sharing of the processors")
