@@ -140,7 +140,7 @@ class Prediction(NamedTuple):
 
 
 def predictions(several: Sequence[Method], shapes: Shapes, job: Job) -> List[Prediction]:
-    """Predict all methods, of which the first has no compression. The fastest comes first."""
+    """Predict all methods. The first one has no compression. The result begins with the fastest."""
     found = [_predicted(method, shapes, job) for method in several]
     plain = found[0].step
     found = [each._replace(speedup=plain / each.step) for each in found]

@@ -34,6 +34,9 @@ class Effort(NamedTuple):
     statistic: Callable[[Sequence[float]], float] = min  # of the seconds of the rounds
 
 
+USUAL = Effort()
+
+
 class Workers:
     """The interface of a front end to "auto". All workers call each method together."""
 
@@ -57,7 +60,7 @@ class Workers:
         raise NotImplementedError
 
     def measured(
-        self, compressors: Mapping[str, CompressionParams], effort: Effort = Effort()
+        self, compressors: Mapping[str, CompressionParams], effort: Effort = USUAL
     ) -> Measured:
         """Measure the network and the speed of these compressors, for some seconds."""
         return Measured(link(self, self.topology, effort), speeds(self, compressors))
@@ -84,7 +87,7 @@ def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Di
     return {name: Speed(*map(float, row)) for name, row in zip(compressors, slowest)}
 
 
-def link(workers: Workers, topology: Topology, effort: Effort = Effort()) -> Link:
+def link(workers: Workers, topology: Topology, effort: Effort = USUAL) -> Link:
     """The cost of messages, measured with growing sizes until a size would take too long."""
     partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
     sent: List[List[_Sent]] = []

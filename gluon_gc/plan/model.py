@@ -13,7 +13,7 @@ from .front_end import planning
 _TORCHVISION = "torchvision:"
 _FLOATS = ("F16", "BF16", "F32", "F64")  # dtypes of safetensors
 _MOST_HEADER_BYTES = 100_000_000  # as in the package safetensors
-_MATRIX = 2**20  # elements of a matrix of a model of which only the size is known
+_MATRIX = 2**20  # elements of a matrix, if only the number of parameters is known
 _STATISTICS = ("running_mean", "running_var")  # of BatchNorm: they have no gradients
 
 Shapes = Dict[str, Tuple[int, ...]]

@@ -92,8 +92,8 @@ def state_dict_shapes(path: str) -> Dict[str, Tuple[int, ...]]:
     found: Dict[Any, Tuple[str, torch.Tensor]] = {}
     for name, tensor in _tensors(saved).items():
         if tensor.is_floating_point():
-            place = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
-            found.setdefault(place, (name, tensor))
+            memory = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
+            found.setdefault(memory, (name, tensor))
     return {name: tuple(tensor.shape) for name, tensor in found.values()}
 
 
