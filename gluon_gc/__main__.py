@@ -1,4 +1,4 @@
-"""python -m gluon_gc check: finds faults of an installation, a machine and its variables."""
+"""python -m gluon_gc: check finds faults of an installation; plan predicts speed-ups."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Optional, Sequence
 
 from .check import installation, machine, network, variables
 from .check.finding import ERROR, Finding
+from .plan import arguments as plan
 
 _PARTS = (installation, machine, network, variables)
 _MARKS = {"good": "  ", "warning": "! ", "error": "X "}
@@ -27,7 +28,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     check.add_argument("--json", action="store_true", help="print a JSON object in each line")
     check.set_defaults(run=_check)
-    options = parser.parse_args(arguments)
+    plan.add(commands)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser.parse_args(words)
+    options.arguments = words
     return options.run(options)
 
 

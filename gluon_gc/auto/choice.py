@@ -18,7 +18,7 @@ Compression with Near-Optimal Usage Strategies", EuroSys 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class TrafficCost(NamedTuple):
 
     message: float  # seconds for each message, in addition to the time for its bytes
     rate: float  # bytes/s of the busiest link in each direction, or less if processors are slower
+    start: float = 0.0  # seconds for each exchange of many tensors, in addition to its messages
 
     @classmethod
     def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> TrafficCost:
@@ -73,8 +74,8 @@ class TrafficCost(NamedTuple):
             fit[terms] = np.linalg.lstsq(shares[:, terms], np.ones_like(seconds), rcond=None)[0]
             if fit.min() >= 0 and fit[2] > 0:
                 fits.append((np.square(shares @ fit - 1).sum(), *fit.tolist()))
-        _, _, message, byte = min(fits)
-        return cls(message, passes / byte)
+        _, start, message, byte = min(fits)
+        return cls(message, passes / byte, start)
 
 
 class Link(NamedTuple):
@@ -88,6 +89,12 @@ class Link(NamedTuple):
     def bits(self) -> float:
         """The rate of uncompressed values, in bits per second."""
         return 8 * self.float32.rate
+
+    def cost(self, params: CompressionParams) -> TrafficCost:
+        """The cost of a tensor of floats with these params."""
+        if params.compressor is not None:
+            return self.payload
+        return self.float16 if params.fp16 else self.float32
 
 
 @dataclass(frozen=True)
@@ -114,8 +121,16 @@ class Topology:
         """The workers of a machine, as an exchange of their own."""
         return Topology(self.local_size, servers=0)
 
-    def compressing(self, speed: Speed) -> float:
+    def passes_of(self, params: CompressionParams) -> float:
+        """`passes` of a tensor with these params: all machines gather all payloads if it is so."""
+        if params.exchange == "two_way":
+            return self.passes
+        return self.passes * self.machines if self.servers else self.machines - 1.0
+
+    def compressing(self, speed: Speed, exchange: str = "two_way") -> float:
         """Seconds to compress, aggregate and decompress one element of float32."""
+        if exchange == "gather":
+            return speed.compress / self.local_size + self.machines * speed.add
         aggregated = (self.machines * speed.add + speed.compress) / self.aggregators
         return (speed.compress + aggregated) / self.local_size + speed.decompress
 
@@ -186,28 +201,44 @@ def choose(
     return Choice(by_tensor, exposed(names), plain)
 
 
-def seconds_of(
+class Cost(NamedTuple):
+    """The predicted cost of the exchange of a tensor."""
+
+    processor: float  # seconds to compress, aggregate and decompress
+    network: float  # seconds for messages and bytes
+    bytes: float  # that a machine sends
+
+    @property
+    def seconds(self) -> float:
+        return self.processor + self.network
+
+
+def cost_of(
     tensor: Tensor,
     name: str,
     params: CompressionParams,
     measured: Measured,
     topology: Topology,
     partition_bytes: int,
-) -> float:
-    """The predicted seconds for the exchange of a tensor with the candidate `name`, `params`."""
+) -> Cost:
+    """The predicted cost of the exchange of a tensor with the candidate `name`, `params`."""
     chunks = plan.cut([replace(tensor, params=params)], partition_bytes, 0)
-    compressed = params.compressor is not None
-    cost = measured.link.payload if compressed else measured.link.float32
-    if not compressed and chunks[0].dtype == "float16":
-        cost = measured.link.float16
+    traffic = measured.link.cost(params if tensor.floating else params.uncompressed)
     load, share = Load.of(chunks), 1 / topology.local_size if params.hierarchical else 1.0
-    total = share * (load.messages * cost.message + load.bytes * topology.passes / cost.rate)
-    words = np.dtype(plan.working_dtype(tensor.dtype)).itemsize / 4
-    if compressed:
-        total += tensor.size * words * topology.compressing(measured.kernels[outer_name(name)])
+    sent = share * load.bytes * topology.passes_of(params)
+    network = share * load.messages * traffic.message + sent / traffic.rate
+    words = tensor.size * np.dtype(plan.working_dtype(tensor.dtype)).itemsize / 4
     if measured.inner is not None and params.hierarchical:
-        total += _inside(tensor.size * words, load.bytes, params, measured, topology)
-    return total
+        network += _inside(words, load.bytes, params, measured, topology)
+    if params.compressor is None:
+        return Cost(0.0, network, sent)
+    compressing = topology.compressing(measured.kernels[outer_name(name)], params.exchange)
+    return Cost(words * compressing, network, sent)
+
+
+def seconds_of(*given: Any) -> float:
+    """The predicted seconds for the exchange of a tensor. The arguments are those of `cost_of`."""
+    return cost_of(*given).seconds
 
 
 def _inside(

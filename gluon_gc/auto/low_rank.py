@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from .. import env
+from ..algorithms.powersgd import PowerSGD
 from ..compression import CompressionParams, candidates
 from ..compression.auto import FP16, PLAIN
 from ..exchange.plan import Tensor
@@ -18,6 +19,19 @@ from .probe import Workers
 
 LOW_RANK = "powersgd"
 """The name of the candidate that sends factors in float16."""
+
+
+def factors(
+    algorithm: PowerSGD, shapes: Mapping[str, Sequence[int]]
+) -> Tuple[List[Tuple[str, int]], int]:
+    """The factors of gradients, and the number of rounds that send them.
+
+    A factor is the name of its gradient and its number of elements. Gradients that travel whole
+    count as a factor.
+    """
+    rounds = replace(algorithm, start=0).rounds({n: tuple(s) for n, s in shapes.items()}).values()
+    sizes = [(name, math.prod(shape)) for each in rounds for name, shape in each.items()]
+    return sizes, len(rounds)
 
 
 class AutomaticPowerSGD(AutomaticAlgorithm):
@@ -50,19 +64,14 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
         if workers.topology is None:
             return Decision(PLAIN, 0)
         measured, topology = workers.measured({}), workers.topology
+        sizes, rounds = factors(self._given, {t.name: s for t, s in zip(tensors, shapes)})
         of_tensor = {tensor.name: tensor for tensor in tensors}
-        named = dict(zip(of_tensor, map(tuple, shapes)))
-        rounds = replace(self._given, start=0).rounds(named).values()
-        factors = [
-            replace(of_tensor[name], size=math.prod(shape))
-            for vectors in rounds
-            for name, shape in vectors.items()
-        ]
+        sent = [replace(of_tensor[name], size=size) for name, size in sizes]
         costs = {
             PLAIN: self._seconds(tensors, PLAIN, measured, topology),
             FP16: self._seconds(tensors, FP16, measured, topology),
-            LOW_RANK: self._seconds(factors, FP16, measured, topology)
-            + (len(rounds) - 1) * measured.link.float16.message
+            LOW_RANK: self._seconds(sent, FP16, measured, topology)
+            + (rounds - 1) * measured.link.float16.message
             + seconds * sum(tensor.size for tensor in tensors),
         }
         name = fastest(costs)

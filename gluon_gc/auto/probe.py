@@ -19,11 +19,22 @@ from .choice import Link, Load, Measured, Topology, TrafficCost
 from .speed import Speed
 
 _MESSAGES = 16  # tensors in one exchange
-_ROUNDS = 2, 7  # the least and the most exchanges of each size; the fastest one counts
+_MOST_ROUNDS = 7  # exchanges of each size
 _SIZES = (2**8, 2**14, 2**16, 2**18, 1_000_000)  # bytes that are sent for one tensor
 _MOST_ELEMENTS = 250_000  # elements of a tensor: 1,000,000 bytes of float32 are one partition
-_LONGEST = 0.3  # seconds: larger exchanges are skipped, and repetitions together stay below
+_TOGETHER = 0.3  # seconds: repetitions of an exchange stay below, except the least
 _LEAST = 0.1  # the smallest share of an exchange's time that is left after a subtraction
+
+
+class Effort(NamedTuple):
+    """How thoroughly the network is measured."""
+
+    longest: float = 0.3  # seconds: larger exchanges are skipped
+    rounds: int = 2  # the least exchanges of each size
+    statistic: Callable[[Sequence[float]], float] = min  # of the seconds of the rounds
+
+
+USUAL = Effort()
 
 
 class Workers:
@@ -48,9 +59,11 @@ class Workers:
         """Return a function that sums these tensors over the workers and waits for the sums."""
         raise NotImplementedError
 
-    def measured(self, compressors: Mapping[str, CompressionParams]) -> Measured:
+    def measured(
+        self, compressors: Mapping[str, CompressionParams], effort: Effort = USUAL
+    ) -> Measured:
         """Measure the network and the speed of these compressors, for some seconds."""
-        return Measured(link(self, self.topology), speeds(self, compressors))
+        return Measured(link(self, self.topology, effort), speeds(self, compressors))
 
 
 class _Sent(NamedTuple):
@@ -74,21 +87,21 @@ def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Di
     return {name: Speed(*map(float, row)) for name, row in zip(compressors, slowest)}
 
 
-def link(workers: Workers, topology: Topology) -> Link:
+def link(workers: Workers, topology: Topology, effort: Effort = USUAL) -> Link:
     """The cost of messages, measured with growing sizes until a size would take too long."""
     partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
     sent: List[List[_Sent]] = []
     for last, size in zip((0, *_SIZES), _SIZES):
         if len(sent) >= 2:
             expected = max(_expected(*kind, size / last) for kind in zip(*sent[-2:]))
-            if expected > _LONGEST or size > partition_bytes:
+            if expected > effort.longest or size > partition_bytes:
                 break
         kinds = [_tensors(*kind, size) for kind in _kinds().items()]
         workers.declare([tensor for tensors_of_kind in kinds for tensor in tensors_of_kind])
         loads = [
             Load.of(plan.cut(tensors_of_kind, partition_bytes, 0)) for tensors_of_kind in kinds
         ]
-        seconds = [_seconds(workers, tensors_of_kind) for tensors_of_kind in kinds]
+        seconds = [_seconds(workers, tensors_of_kind, effort) for tensors_of_kind in kinds]
         sent.append([_Sent(*each) for each in zip(loads, seconds)])
     (payload_speed,) = speeds(workers, {"payload": _kinds()["payload", 1]}).values()
     *plain, payloads = zip(*sent)
@@ -120,8 +133,8 @@ def _tensors(kind: Tuple[str, int], params: CompressionParams, size: int) -> Lis
     ]
 
 
-def _seconds(workers: Workers, tensors: Sequence[Tensor]) -> float:
-    """The seconds of the fastest of several exchanges of these tensors, on the slowest worker."""
+def _seconds(workers: Workers, tensors: Sequence[Tensor], effort: Effort) -> float:
+    """The seconds of an exchange of these tensors, on the slowest worker."""
     exchange = workers.exchange(tensors)
 
     def timed() -> float:
@@ -132,10 +145,9 @@ def _seconds(workers: Workers, tensors: Sequence[Tensor]) -> float:
 
     timed()  # allocates buffers
     (duration,) = workers.slowest([timed()])
-    min_rounds, max_rounds = _ROUNDS
-    rounds = max(min_rounds, min(max_rounds, int(_LONGEST / duration)))
-    fastest = min([duration, *(timed() for _ in range(rounds - 1))])
-    return workers.slowest([fastest])[0]
+    rounds = max(effort.rounds, min(_MOST_ROUNDS, int(_TOGETHER / duration)))
+    own = effort.statistic([duration, *(timed() for _ in range(rounds - 1))])
+    return workers.slowest([own])[0]
 
 
 def _expected(smaller: _Sent, larger: _Sent, times: float) -> float:

@@ -19,7 +19,7 @@ FP16 = "fp16"
 INNER = "inner"
 """The name of the inner compressor of candidates, in measurements."""
 _WITH_INNER = ", 8 bits inside machines"  # the end of a candidate's name
-_CANDIDATES: Dict[str, Dict[str, Any]] = {
+CANDIDATES: Dict[str, Dict[str, Any]] = {
     PLAIN: {},
     FP16: {"fp16": True},
     "bytegrad": {"compressor": "bytegrad"},
@@ -45,7 +45,7 @@ def candidates(params: CompressionParams, inner: bool = False) -> Dict[str, Comp
     allowed = _FOR_ADAM if params.for_adam else _ALLOWED
     found: Dict[str, CompressionParams] = {}
     for name in allowed[params.accuracy]:
-        found[name] = candidate = _filled(_CANDIDATES[name], params)
+        found[name] = candidate = _filled(CANDIDATES[name], params)
         may_add = inner and params.hierarchical and params.inner is None
         if may_add and candidate.compressor is not None:
             found[name + _WITH_INNER] = replace(candidate, inner=inner_params())
@@ -61,6 +61,11 @@ def inner_params() -> CompressionParams:
 def outer_name(name: str) -> str:
     """The name of the candidate without the inner compressor."""
     return name[: -len(_WITH_INNER)] if name.endswith(_WITH_INNER) else name
+
+
+def accuracy_of(name: str) -> str:
+    """The strictest accuracy with which "auto" may choose a candidate, or any other method."""
+    return next((each for each, names in _ALLOWED.items() if name in names), "aggressive")
 
 
 def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:

@@ -13,6 +13,7 @@ from torch.futures import Future
 from ..auto import probe, selection
 from ..auto.algorithm import AutomaticAlgorithm, Decision
 from ..auto.choice import Link, Measured, Topology
+from ..auto.probe import USUAL, Effort
 from ..compression import CompressionParams
 from ..compression.auto import INNER, inner_params
 from ..exchange.exchange import DeclaredTensor, Exchange
@@ -29,7 +30,7 @@ def chosen(tensors: Sequence[Tensor], groups: Groups) -> Dict[str, str]:
     All workers of the process group call this.
     """
     with closing(new_exchange(*groups)) as exchange:
-        names = selection.chosen(tensors, _Workers(exchange))
+        names = selection.chosen(tensors, ExchangingWorkers(exchange))
         root_names = exchange.gather_objects(names)[0]
     return dict(zip((tensor.name for tensor in tensors), root_names))
 
@@ -42,12 +43,12 @@ def decided(
 ) -> Decision:
     """Return the decision for an algorithm. All workers of the process group call this."""
     with closing(new_exchange(*groups)) as exchange:
-        workers = _Workers(exchange)
+        workers = ExchangingWorkers(exchange)
         (seconds,) = workers.slowest([automatic.seconds])
         return exchange.gather_objects(automatic.choose(tensors, shapes, workers, seconds))[0]
 
 
-class _Workers(probe.Workers):
+class ExchangingWorkers(probe.Workers):
     """The workers of an exchange. `level`: they sum values only on one level of two."""
 
     def __init__(self, exchange: Exchange, level: Optional[Exchange] = None) -> None:
@@ -58,20 +59,22 @@ class _Workers(probe.Workers):
         self.topology = Topology(count, 0, local_size) if count > 1 else None
         self.logs = exchange.rank == 0
 
-    def measured(self, compressors: Mapping[str, CompressionParams]) -> Measured:
+    def measured(
+        self, compressors: Mapping[str, CompressionParams], effort: Effort = USUAL
+    ) -> Measured:
         machines = self._exchange.machines
         if machines is None:
-            return super().measured(compressors)
+            return super().measured(compressors, effort)
         topology = self.topology
-        between = self._link(machines.across, replace(topology, local_size=1))
-        inside = self._link(machines.inside, topology.inside)
+        between = self._link(machines.across, replace(topology, local_size=1), effort)
+        inside = self._link(machines.inside, topology.inside, effort)
         kernels = probe.speeds(self, {**compressors, INNER: inner_params()})
         return Measured(between, kernels, inside)
 
-    def _link(self, members: Members, topology: Topology) -> Link:
+    def _link(self, members: Members, topology: Topology, effort: Effort) -> Link:
         """Return the link between members. All groups of members measure at the same time."""
         with closing(Exchange(members, self._exchange.arrays)) as level:
-            return probe.link(_Workers(self._exchange, level), topology)
+            return probe.link(ExchangingWorkers(self._exchange, level), topology, effort)
 
     def join(self, about: str) -> None:
         self._exchange.agree([("", {"probe": about})])

@@ -268,7 +268,12 @@ WITH_ARGUMENTS_OF_KEYS = (
     "example/mnist/train_mnist.py",
     "example/language_model/train.py",
 )
-SCRIPTS = [*ROOT.glob("example/*.py"), *ROOT.glob("example/*/*.py"), *ROOT.glob("benchmark/*.py")]
+SCRIPTS = [
+    *ROOT.glob("example/*.py"),
+    *ROOT.glob("example/*/*.py"),
+    *ROOT.glob("benchmark/*.py"),
+    *ROOT.glob("gluon_gc/plan/*.py"),
+]
 
 
 @functools.lru_cache(maxsize=None)

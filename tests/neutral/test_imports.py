@@ -29,8 +29,9 @@ LAYERS = {
     "kernels": set(),
     "launch": {"kernels"},
     "mailbox": {"algorithms", "compression", "exchange", "kernels", "options"},
-    "__main__": {"check"},
+    "__main__": {"check", "plan"},
     "options": set(),
+    "plan": {"auto", "compression", "launch"},
     "state": {"exchange", "kernels", "options"},
 }
 """The neutral parts that each neutral part may import; see docs/design/architecture.md."""

@@ -1,0 +1,108 @@
+"""Measures, with PyTorch's exchange, what `python -m gluon_gc plan` needs, and reads models."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+
+from ..auto import speed
+from ..auto.choice import Measured, Topology
+from ..auto.probe import Effort
+from ..compression import CompressionParams
+from .automatic import ExchangingWorkers
+from .byteps.runtime import init, shutdown
+from .transport import new_exchange
+
+_MACHINE = Path("/proc/sys/kernel/random/boot_id")  # differs between machines, not containers
+_EFFORT = Effort(longest=1.0, rounds=3, statistic=median)  # slow links need time to fill queues
+
+
+class Found(NamedTuple):
+    """The measurement. Only worker 0 has it."""
+
+    measured: Measured
+    products: Dict[int, float]  # seconds an element of PowerSGD's products, by rank
+    topology: Topology
+    workers: int
+    sharing: int  # the most workers on one machine
+    crowding: float  # of their processors, see `speed.crowding`
+    gpu: bool  # whether the workers may train on GPUs
+
+
+def measure(
+    compressors: Mapping[str, CompressionParams], ranks: Tuple[int, ...]
+) -> Optional[Found]:
+    """Join the other workers of the job, and measure together. Return None unless rank is 0."""
+    init()
+    try:
+        with closing(new_exchange(None)) as exchange:
+            if exchange.workers == 1:
+                return None
+            machines = exchange.gather_objects(_MACHINE.read_text())
+            workers = ExchangingWorkers(exchange)
+            measured = workers.measured(compressors, _EFFORT)
+            workers.join("speed of powersgd")
+            products = workers.slowest([speed.of_low_rank(rank) for rank in ranks])
+            workers.join("sharing of the processors")
+            (crowding,) = workers.slowest([speed.crowding()])
+            sharing = max(map(machines.count, machines))
+            gpu = torch.cuda.is_available()
+            found = Found(
+                measured,
+                dict(zip(ranks, products)),
+                workers.topology,
+                exchange.workers,
+                sharing,
+                crowding,
+                gpu,
+            )
+            return found if exchange.rank == 0 else None
+    finally:
+        shutdown()
+
+
+def torchvision_shapes(name: str) -> Dict[str, Tuple[int, ...]]:
+    """Return the shapes of the parameters of one of torchvision's models.
+
+    ModuleNotFoundError: torchvision is not installed. ValueError: it has no such model.
+    """
+    from torchvision import models
+
+    with torch.device("meta"):
+        model = models.get_model(name)  # its ValueError names the model
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def state_dict_shapes(path: str) -> Dict[str, Tuple[int, ...]]:
+    """Return the shapes of the parameters in a file that `torch.save` has written.
+
+    The file has a state_dict, or a dict of other values in which it is one. A parameter that has
+    two names counts once.
+    """
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"--model {path} is not a state_dict: {reason}") from None
+    found: Dict[Any, Tuple[str, torch.Tensor]] = {}
+    for name, tensor in _tensors(saved).items():
+        if tensor.is_floating_point():
+            memory = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
+            found.setdefault(memory, (name, tensor))
+    return {name: tuple(tensor.shape) for name, tensor in found.values()}
+
+
+def _tensors(saved: Any) -> Dict[str, torch.Tensor]:
+    """Return the largest dict of tensors among a saved value and the values in it."""
+    candidates: List[Any] = [saved, *(saved.values() if isinstance(saved, Mapping) else ())]
+    dicts = [
+        {str(name): value for name, value in each.items() if isinstance(value, torch.Tensor)}
+        for each in candidates
+        if isinstance(each, Mapping)
+    ]
+    return max(dicts, key=lambda each: sum(t.numel() for t in each.values()), default={})
