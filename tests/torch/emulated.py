@@ -1,12 +1,14 @@
 """Makes gluon_gc.torch treat CPU tensors as tensors on an emulated GPU.
 
-This runs all GPU code. The streams of streams.py replace PyTorch's, and Gloo carries NCCL's
-messages. PyTorch's allocator is not emulated.
+This runs all GPU code. The streams of streams.py replace those of PyTorch, and Gloo carries the
+messages of NCCL. The allocator of PyTorch is not emulated.
 """
 
 from bisect import bisect
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from gluon_gc.torch.transport import gpu, gpu_calls, nccl, staging
 from tests.cuda import emulator
@@ -14,7 +16,7 @@ from tests.cuda import emulator
 from . import streams
 
 _copy, _host_memory, _make_batch = gpu.copy, gpu.host_memory, gpu_calls.GpuBatch.__init__
-_queued = gpu.Order._queued
+_queued, _cpu = gpu.Order._queued, torch.Tensor.cpu
 _on_host = []  # the sorted addresses of host memory, with their ends and tensors
 
 
@@ -28,6 +30,7 @@ def start(folder):
     gpu.is_on_gpu, gpu.record = _is_on_gpu, lambda memory: None
     gpu.copy, gpu.host_memory = _copy_in_queue, _known_host_memory
     gpu.Order._queued = _holding_queue
+    torch.Tensor.cpu = _copied_to_cpu
     gpu_calls.GpuBatch.__init__ = _make_queued_batch
     nccl.BACKEND, nccl.batch_isend_irecv = "gloo", streams.batch_isend_irecv
     staging.Future = streams.StreamFuture
@@ -57,6 +60,15 @@ def _is_on_gpu(tensor):
 def _holding_queue(order, events):
     with _queued(order, events) as stream, streams.holding(order._memory):
         yield stream
+
+
+def _copied_to_cpu(tensor):
+    """Copy, as from a GPU: an array of the tensor itself would make it one of host memory."""
+    if tensor.is_sparse or not _is_on_gpu(tensor):
+        return _cpu(tensor)
+    copied, stream = tensor.clone(), streams.Cuda.current_stream()
+    stream.run_until(stream.queued)
+    return copied
 
 
 def _copy_in_queue(source, target):
