@@ -40,8 +40,8 @@ from transformer import Transformer
 
 PLAIN, ALONE = "none", "no exchange"
 NAMES = (PLAIN, "onebit", "blockwise", "topk", "powersgd 4")
-WARM_UP, PLAIN_WARM_UP = 3, 1  # steps
-BUDGET, MOST = 4.0, 12  # seconds and steps that a method is timed; at least one step
+WARM_UP, PLAIN_WARM_UP = 2, 1  # steps
+BUDGET, MOST = 2.5, 10  # seconds and steps that a method is timed; at least one step
 TIMEOUT = 600  # seconds for one combination
 EQUAL = 0.03  # two methods whose measured times differ by less are in either order
 

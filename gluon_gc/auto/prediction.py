@@ -107,6 +107,7 @@ class Job:
     measured: Measured
     products: Mapping[int, float]
     crowding: float = 1.0  # of processors, see `speed.crowding`
+    copying: float = 0.0  # seconds an element of DistributedDataParallel's copies in a step
     step_seconds: float = 0.0  # without an exchange; 0: only the exchange counts
     processors_busy: bool = True  # whether backward computes on the processors that compress
 
@@ -151,16 +152,18 @@ def _predicted(method: Method, shapes: Shapes, job: Job) -> Prediction:
     sizes = [(name, math.prod(shape)) for name, shape in shapes.items()]
     start = job.measured.link.cost(params).start
     algorithm, products = parse_algorithm(method.algorithm), 0.0
-    rounds = 1
+    rounds, elements = 1, sum(size for _, size in sizes)
     if isinstance(algorithm, PowerSGD):
-        products = job.products[algorithm.rank] * sum(size for _, size in sizes) * job.crowding
+        products = job.products[algorithm.rank] * elements * job.crowding
         sizes, rounds = factors(algorithm, shapes)
     costs = []
     for name, size in reversed(sizes):
         own = plan.params_for_dimensions(params, len(shapes[name]))
         costs.append(job.cost(Tensor(name, size, "float32", own), method.codec))
-    exposed = None
-    if algorithm is None:
+    exposed, computing = None, job.step_seconds
+    if algorithm is not None:  # it works without DistributedDataParallel
+        computing = max(0.0, computing - job.copying * elements * job.crowding)
+    else:
         gradients = list(zip((4 * size for _, size in reversed(sizes)), costs))
         buckets = _buckets(gradients)
         rounds, exposed = len(buckets), _exposed(buckets, start, job)
@@ -174,7 +177,7 @@ def _predicted(method: Method, shapes: Shapes, job: Job) -> Prediction:
         sent / job.machine_rate / every,
         exchange / every,
         (exchange - exposed) / every,
-        job.step_seconds + exposed / every,
+        computing + exposed / every,
     )
 
 

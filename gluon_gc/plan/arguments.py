@@ -67,7 +67,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--workers", type=int, help="of the job, with --rate")
     parser.add_argument("--per-machine", type=int, default=1, help="workers, with --rate")
     parser.add_argument(
-        "--step-seconds", type=seconds, default=0.0, help="of the script's step on one worker"
+        "--step-seconds", type=seconds, default=0.0, help="of a step of the script with one worker"
     )
     parser.add_argument("--optimizer", choices=_OPTIMIZERS, default="sgd", help="default: sgd")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

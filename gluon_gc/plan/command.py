@@ -93,6 +93,7 @@ def _job(options: argparse.Namespace, found: Any) -> Job:
         measured,
         found.products,
         crowding,
+        found.copying,
         options.step_seconds,
         processors_busy=not found.gpu,
     )

@@ -112,7 +112,7 @@ class Report:
         panel = figure.subplots()
         names = [each.method.name for each in self.predictions]
         computing = [self.step_seconds] * len(names)
-        waiting = [each.step - self.step_seconds for each in self.predictions]
+        waiting = [max(0.0, each.step - self.step_seconds) for each in self.predictions]
         for (label, color), left, width in zip(
             _COLORS.items(), ([0.0] * len(names), computing), (computing, waiting)
         ):

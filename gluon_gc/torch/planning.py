@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import time
 from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ..auto import speed
 from ..auto.choice import Measured, Topology
@@ -19,6 +22,8 @@ from .byteps.runtime import init, shutdown
 from .transport import new_exchange
 
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")  # differs between machines, not containers
+_TENSORS, _ELEMENTS = 32, 2**18  # of a model that is larger than caches
+_STEPS, _WARM_UP = 7, 2
 _EFFORT = Effort(longest=1.0, rounds=3, statistic=median)  # slow links need time to fill queues
 
 
@@ -31,6 +36,7 @@ class Found(NamedTuple):
     workers: int
     sharing: int  # the most workers on one machine
     crowding: float  # of their processors, see `speed.crowding`
+    copying: float  # seconds an element that DistributedDataParallel takes besides its exchange
     gpu: bool  # whether the workers may train on GPUs
 
 
@@ -50,6 +56,8 @@ def measure(
             products = workers.slowest([speed.of_low_rank(rank) for rank in ranks])
             workers.join("sharing of the processors")
             (crowding,) = workers.slowest([speed.crowding()])
+            own_groups = [dist.new_group([rank]) for rank in range(exchange.workers)]
+            (copying,) = workers.slowest([_copying(own_groups[exchange.rank])])
             sharing = max(map(machines.count, machines))
             gpu = torch.cuda.is_available()
             found = Found(
@@ -59,11 +67,42 @@ def measure(
                 exchange.workers,
                 sharing,
                 crowding,
+                copying,
                 gpu,
             )
             return found if exchange.rank == 0 else None
     finally:
         shutdown()
+
+
+class _Sum(torch.nn.Module):
+    """A model that does nothing but make gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tensors = (torch.nn.Parameter(torch.ones(_ELEMENTS)) for _ in range(_TENSORS))
+        self.parameters_ = torch.nn.ParameterList(tensors)
+
+    def forward(self) -> torch.Tensor:
+        return sum((parameter * 1.0).sum() for parameter in self.parameters_)
+
+
+def _copying(alone: dist.ProcessGroup) -> float:
+    """Return the seconds of a processor that DistributedDataParallel takes for an element.
+
+    `alone` is a group of this worker only, so that nothing is exchanged.
+    """
+    plain = _Sum()
+    ddp = DistributedDataParallel(_Sum(), process_group=alone, gradient_as_bucket_view=True)
+    seconds: Dict[torch.nn.Module, List[float]] = {plain: [], ddp: []}
+    for _ in range(_STEPS):
+        for module, taken in seconds.items():
+            start = time.process_time()
+            module.zero_grad()
+            module().backward()
+            taken.append(time.process_time() - start)
+    more = median(seconds[ddp][_WARM_UP:]) - median(seconds[plain][_WARM_UP:])
+    return max(0.0, more) / (_TENSORS * _ELEMENTS)
 
 
 def torchvision_shapes(name: str) -> Dict[str, Tuple[int, ...]]:

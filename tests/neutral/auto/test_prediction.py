@@ -74,6 +74,14 @@ def test_crowded_processors_make_compression_slower_and_uncompressed_exchanges_n
     assert crowded["none"].exchange == alone["none"].exchange
 
 
+def test_algorithms_save_the_copies_of_distributed_data_parallel():
+    found = predicted(step_seconds=0.2), predicted(step_seconds=0.2, copying=1e-8)
+    saved = {name: found[0][name].step - found[1][name].step for name in found[0]}
+    assert saved["powersgd 4"] == pytest.approx(1e-8 * ELEMENTS)
+    assert saved["local_steps 30, onebit"] == pytest.approx(1e-8 * ELEMENTS)
+    assert saved["onebit"] == saved["none"] == 0
+
+
 def test_local_steps_divide_bytes_and_seconds_by_h():
     found = predicted()
     often, rarely = found["local_steps 10, onebit"], found["local_steps 100, onebit"]
