@@ -1,0 +1,324 @@
+"""report: what the exchanges of a CompressionState or of an algorithm do, every few steps."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from abc import abstractmethod
+from functools import partial
+from typing import (
+    Any,
+    Callable,
+    Container,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Set,
+    Tuple,
+    Union,
+)
+
+import torch
+from torch.futures import Future
+from torch.optim import Optimizer
+
+from ..exchange import statistics
+from ..exchange.agreement import Facts
+from ..exchange.chunk import ExchangedChunk
+from ..exchange.exchange import Exchange, Lane, exact_of
+from ..exchange.job import Announced, Request
+from ..reporting import Measured, Reporter, Settings
+from .algorithms.state import AlgorithmState
+from .byteps.runtime import local_rank
+from .gradients.optimizer_hooks import StepObserver, steps_any, unwrapped
+from .gradients.state import CompressionState
+from .gradients.steps import GradientSteps
+from .optimizer.copies import Distributed
+from .state.sharded import ShardedCompression
+from .transport import staging
+
+_DOING = "make a report"
+_WRITERS = ["tensorboardX", "torch.utils.tensorboard"]
+
+
+def report(
+    target: Union[Optimizer, CompressionState],
+    every: int = 100,
+    tensorboard: Optional[str] = None,
+    wandb: bool = False,
+    prometheus: Optional[int] = None,
+    measure_error: Optional[int] = None,
+) -> Reporter:
+    """Report bytes, seconds and residuals every few steps. All workers call this.
+
+    Each worker writes a line to the logger gluon_gc.report. `gluon_gc.reporting.Report` explains
+    the numbers. Results of training do not change. The report ends with the target's `close`, and a
+    second call for the same target replaces it.
+
+    Parameters
+    ----------
+    target : Optimizer or CompressionState
+        A DistributedOptimizer, or the state of a DDP hook.
+    every : int
+        The steps from one report to the next.
+    tensorboard : str, optional
+        A folder. Each worker writes event files to its subfolder workerRANK.
+    wandb : bool
+        Whether to log to the run of `wandb.init`: that of worker 0, and those of other workers that
+        have one.
+    prometheus : int, optional
+        A port. The worker with local rank r serves its last report as gauges at port + r, on all
+        addresses of the machine.
+    measure_error : int, optional
+        Steps, a multiple of `every`. At these distances, a report also has the error of the
+        average, for which the workers send the gradients uncompressed, too.
+
+    Returns
+    -------
+    Reporter
+        Its attribute `last` is the last `Report`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong, or the target is a ShardedCompression of fully_shard.
+    ImportError
+        The package of a requested place is not installed.
+    RuntimeError
+        Another worker has raised an error, or has other arguments.
+    """
+    state = _state_of(target)
+    make_settings = partial(Settings, every, tensorboard, wandb, prometheus, measure_error)
+    if isinstance(state, AlgorithmState):
+        return _opened(state, lambda: AlgorithmReporter(state, make_settings))
+    return _opened(state.gradients, lambda: GradientReporter(state, make_settings))
+
+
+def _opened(owner: Union[GradientSteps, AlgorithmState], make: Callable[[], Reporter]) -> Reporter:
+    """Replace the reporter of an object that tells it when a step begins."""
+    if owner.reporter is not None:
+        owner.reporter.close()  # it may hold the port of the new one
+    owner.reporter = make()
+    return owner.reporter
+
+
+def _state_of(target: Any) -> Union[CompressionState, AlgorithmState]:
+    if isinstance(target, ShardedCompression):
+        raise ValueError(
+            "report does not work with the ShardedCompression of fully_shard: read its "
+            "compression_stats()"
+        )
+    if not isinstance(target, (CompressionState, AlgorithmState)):
+        optimizer = unwrapped(target)
+        if not isinstance(optimizer, Distributed):
+            raise TypeError(
+                "report needs a DistributedOptimizer or a CompressionState, got "
+                f"{type(optimizer).__name__}"
+            )
+        target = optimizer.compression_state
+    target.require_usable()
+    return target
+
+
+class ExchangeReporter(Reporter):
+    """Measures the exchanges of a front end's object."""
+
+    def __init__(self, make_settings: Callable[[], Settings]) -> None:
+        self._window = statistics.Window()
+        self._busy: weakref.WeakKeyDictionary[Exchange, float] = weakref.WeakKeyDictionary()
+        self._exact: weakref.WeakKeyDictionary[Lane, Lane] = weakref.WeakKeyDictionary()
+        # The norms of residuals and values, and those of errors and exact averages.
+        self._norms: Dict[ExchangedChunk, Tuple[float, float]] = {}
+        self._errors: Dict[Tuple[Lane, str], Tuple[float, float]] = {}
+        super().__init__(make_settings, self._exchange.rank, local_rank(), self._agree, _WRITERS)
+        self._measured(1)  # the first report begins here
+
+    @property
+    @abstractmethod
+    def _exchange(self) -> Exchange:
+        """The exchange, which may be replaced."""
+
+    @abstractmethod
+    def _statistics(self, steps: int) -> Dict[str, Any]:
+        """Return the statistics of the last steps; see `compression_stats`."""
+
+    def _agree(self, facts: Facts) -> None:
+        self._exchange.agree(facts, _DOING)
+
+    def _gathered(self, share: float) -> List[float]:
+        return self._exchange.gather_objects(share, _DOING)
+
+    def _measured(self, steps: int) -> Measured:
+        exchange, norms, error = self._exchange, {}, None
+        for chunk, both in self._norms.items():
+            name = chunk.piece.tensor
+            norms[name] = tuple(map(math.hypot, norms.get(name, (0.0, 0.0)), both))
+        if self._errors:
+            differences, averages = (math.hypot(*each) for each in zip(*self._errors.values()))
+            error = differences / averages if averages else 0.0
+        self._norms.clear()
+        self._errors.clear()
+        busy = exchange.busy.seconds
+        seconds, self._busy[exchange] = busy - self._busy.get(exchange, 0.0), busy
+        total = self._statistics(steps)["total"]
+        return Measured(self._step, total, seconds / steps, norms, error)
+
+    def prepare(self, lane: Lane) -> None:
+        """Prepare to exchange a lane's tensors uncompressed, if the next report has their error.
+
+        All workers call this, with no exchange under way.
+        """
+        if not self.measures_error or lane in self._exact:
+            return
+        if any(c.plan.params is not None or c.wire != c.working for c in lane.chunks):
+            self._exact[lane] = lane.uncompressed()
+
+    def measure(
+        self,
+        lane: Lane,
+        tensors: Mapping[str, torch.Tensor],
+        divisor: float = 1.0,
+        announced: Optional[Announced] = None,
+    ) -> Optional[Callable[[], None]]:
+        """Measure tensors that will be averaged, divided by `divisor`, in place.
+
+        All workers call this, and may announce the average; see `Request`. The result must be
+        called when the tensors are the averages. None: nothing is measured now.
+        """
+        norms = {
+            chunk: _norm(staging.flat(tensors[chunk.piece.tensor])[_range(chunk)])
+            for chunk in lane.chunks
+            if chunk.piece.tensor in tensors
+            and chunk.coder is not None
+            and chunk.coder.codec.memory
+        }
+        exact: Dict[str, torch.Tensor] = {}
+        averaged: Future[None] = Future()
+        if self.measures_error and lane in self._exact:
+            exact = {name: tensor.clone() for name, tensor in tensors.items()}
+            staged = staging.Staged({exact_of(name): copy for name, copy in exact.items()})
+            done = staging.resolving(averaged, lambda result: staged.finish(divisor))
+            request = Request(staged, divisor=divisor, announced=announced)
+            self._exact[lane].start(request, done)
+
+        def finish() -> None:
+            exchange = lane.exchange
+            for chunk, norm in norms.items():
+                senders = exchange.workers if chunk.local is None else exchange.machines.count
+                residual = chunk.coder.residual_norm() * senders
+                _keep(self._norms, chunk, residual, float(norm) / divisor)
+            if exact:
+                averaged.wait()
+            for name, copy in exact.items():
+                average = staging.flat(copy).double()
+                difference = staging.flat(tensors[name]) - average
+                norms_of = float(_norm(difference)), float(_norm(average))
+                _keep(self._errors, (lane, name), *norms_of)
+
+        return finish
+
+
+def _keep(kept: Dict[Any, Tuple[float, float]], key: Any, one: float, other: float) -> None:
+    """Keep two norms, unless the step had a NaN or an infinity."""
+    if math.isfinite(one) and math.isfinite(other):
+        kept[key] = one, other
+
+
+def _range(chunk: ExchangedChunk) -> slice:
+    return slice(chunk.piece.begin, chunk.piece.end)
+
+
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    """Return the l2 norm of real values, computed in float64."""
+    return torch.linalg.vector_norm(values, dtype=torch.float64)
+
+
+class GradientReporter(ExchangeReporter):
+    """Reports on a CompressionState, whose steps end with a step of any optimizer."""
+
+    def __init__(self, state: CompressionState, make_settings: Callable[[], Settings]) -> None:
+        self._gradients, self._parameters = state.gradients, state.parameters
+        super().__init__(make_settings)
+        self._observer = _AfterSteps(self, set(state.parameters.values()))
+
+    @property
+    def _exchange(self) -> Exchange:
+        return self._gradients.compression.exchange
+
+    @property
+    def _step(self) -> int:
+        return self._gradients.count
+
+    def _statistics(self, steps: int) -> Dict[str, Any]:
+        sizes = staging.sizes_of(self._parameters)
+        return statistics.of_step(self._exchange.transfers, sizes, False, window=self._window)
+
+    def begin(self) -> None:
+        super().begin()
+        self.prepare(self._gradients.compression.lane)
+
+    def measure(
+        self, lane: Lane, tensors: Mapping[str, torch.Tensor], *details: Any
+    ) -> Optional[Callable[[], None]]:
+        return super().measure(lane, tensors, *details) if self.is_due else None
+
+    def end_with(self, optimizer: Optimizer, parameters: Container[torch.Tensor]) -> None:
+        """End the step unless updates are late: `begin` then ends it, when all have been made."""
+        if self.is_due and not self._gradients.updates_late and steps_any(optimizer, parameters):
+            self.end()
+
+
+class _AfterSteps(StepObserver):
+    def __init__(self, reporter: GradientReporter, parameters: Container[torch.Tensor]) -> None:
+        super().__init__()
+        self._reporter, self._parameters = weakref.proxy(reporter), parameters
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        self._reporter.end_with(optimizer, self._parameters)
+
+
+class AlgorithmReporter(ExchangeReporter):
+    """Reports on an algorithm. A vector is measured in its first round after a report.
+
+    With a mailbox, the workers are those of the site, and no round is measured.
+    """
+
+    def __init__(self, state: AlgorithmState, make_settings: Callable[[], Settings]) -> None:
+        self._state = state
+        self._seen: Set[Tuple[Lane, str]] = set()  # the vectors that were measured
+        super().__init__(make_settings)
+
+    @property
+    def _exchange(self) -> Exchange:
+        return self._state.rounds.exchange
+
+    @property
+    def _step(self) -> int:
+        return self._state.steps
+
+    def _statistics(self, steps: int) -> Dict[str, Any]:
+        sizes, transfers = staging.sizes_of(self._state.parameters), self._state.of_rounds.transfers
+        return statistics.of_step(transfers, sizes, False, steps, window=self._window)
+
+    def begin(self) -> None:
+        super().begin()
+        if self.measures_error:
+            self._state.driver.finish()
+            for lane in self._state.rounds.lanes.values():
+                self.prepare(lane)
+
+    def measure(
+        self, lane: Lane, tensors: Mapping[str, torch.Tensor], *details: Any
+    ) -> Optional[Callable[[], None]]:
+        vectors = {(lane, name) for name in tensors}
+        if vectors <= self._seen:
+            return None
+        self._seen |= vectors
+        return super().measure(lane, tensors, *details)
+
+    def end(self) -> None:
+        if self.is_due:
+            self._state.driver.finish()
+            super().end()
+            self._seen.clear()
