@@ -1,6 +1,6 @@
 """Reports of a training run: one line for each worker, in the log and in other places."""
 
-from .report import Report
+from .report import Norms, Report
 from .reporter import Measured, Reporter, Settings
 
-__all__ = ["Measured", "Report", "Reporter", "Settings"]
+__all__ = ["Measured", "Norms", "Report", "Reporter", "Settings"]

@@ -88,6 +88,8 @@ class Reporter(ABC):
     ----------
     last : Report, optional
         The last report.
+    is_open : bool
+        Whether reports may follow.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Reporter(ABC):
     ) -> None:
         self.last: Optional[Report] = None
         self.worker, self.steps, self._reported = worker, 0, 0
-        self._is_open = True
+        self.is_open = True
         self._sinks: List[sinks.Sink] = []
         try:
             self.settings = settings = make_settings()
@@ -123,12 +125,12 @@ class Reporter(ABC):
     def is_due(self) -> bool:
         """Whether the report follows at the end of the step that has begun."""
         ends = self.steps > self._reported and not self.steps % self.settings.every
-        return ends and self._is_open
+        return ends and self.is_open
 
     @property
     def measures_error(self) -> bool:
         """Whether the next report has the error of an average."""
-        if self.settings.measure_error is None or not self._is_open:
+        if self.settings.measure_error is None or not self.is_open:
             return False
         every = self.settings.every
         return not -(-self.steps // every) * every % self.settings.measure_error
@@ -172,7 +174,7 @@ class Reporter(ABC):
 
     def close(self) -> None:
         """Close files and ports, between the same steps on all workers. No report follows."""
-        self._is_open = False
+        self.is_open = False
         self._release()
 
     @abstractmethod
