@@ -94,11 +94,6 @@ class Report:
             parts.append(f"the others waited for worker {self.waited_for}")
         return "; ".join(parts)
 
-    def postfix(self) -> Dict[str, str]:
-        """Return the numbers that fit behind a progress bar, for tqdm's `set_postfix`."""
-        ratio = {} if self.ratio is None else {"ratio": f"{self.ratio:.3g}"}
-        return {**ratio, "sent": _bytes(self.pushed_bytes), "wait": f"{self.wait_seconds:.3g} s"}
-
 
 def _bytes(number: float) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -31,6 +31,7 @@ LAYERS = {
     "mailbox": {"algorithms", "compression", "exchange", "kernels", "options"},
     "__main__": {"check"},
     "options": set(),
+    "reporting": {"exchange", "options"},
     "state": {"exchange", "kernels", "options"},
 }
 """The neutral parts that each neutral part may import; see docs/design/architecture.md."""
