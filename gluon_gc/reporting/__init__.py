@@ -1,4 +1,4 @@
-"""Reports of a training run: one line for each worker, in the log and in other places."""
+"""Reports of a training run: one line for each worker, in the log and elsewhere."""
 
 from .report import Norms, Report
 from .reporter import Measured, Reporter, Settings

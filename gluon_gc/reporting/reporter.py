@@ -106,8 +106,14 @@ class Reporter(ABC):
         self._sinks: List[sinks.Sink] = []
         try:
             self.settings = settings = make_settings()
-            places = settings.tensorboard, settings.wandb, settings.prometheus
-            self._sinks += sinks.opened(worker, local_worker, *places, writers)
+            self._sinks += sinks.opened(
+                worker,
+                local_worker,
+                settings.tensorboard,
+                settings.wandb,
+                settings.prometheus,
+                writers,
+            )
         except BaseException:
             with suppress(RuntimeError):  # the error here says more
                 agree([("report", {"arguments": "that it refuses"})])

@@ -1,4 +1,4 @@
-"""Sinks: the places that reports are written to."""
+"""Sinks write reports to the log, to TensorBoard, to Weights & Biases, or for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLUSH_SECONDS = 10  # after which numbers are in a file, if the process is kill
 
 
 class Sink(Protocol):
-    """A place that reports are written to."""
+    """Writes the reports of one worker."""
 
     def write(self, report: Report) -> None:
         """Write a report."""
@@ -44,8 +44,8 @@ class TensorBoard:
 
     def __init__(self, folder: str, worker: int, writers: Sequence[str]) -> None:
         module = _imported("tensorboard", *writers)
-        place = os.path.join(folder, f"worker{worker}")
-        self._writer = module.SummaryWriter(place, flush_secs=_FLUSH_SECONDS)
+        own = os.path.join(folder, f"worker{worker}")
+        self._writer = module.SummaryWriter(own, flush_secs=_FLUSH_SECONDS)
 
     def write(self, report: Report) -> None:
         for name, value in report.values().items():

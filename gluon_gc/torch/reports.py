@@ -84,7 +84,7 @@ def report(
     TypeError, ValueError
         An argument is wrong, or the target is a ShardedCompression of fully_shard.
     ImportError
-        The package of a requested place is not installed.
+        The package for tensorboard, wandb or prometheus is not installed.
     RuntimeError
         Another worker has raised an error, or has other arguments.
     """

@@ -1,4 +1,4 @@
-"""bps.report: its numbers, the places it writes to, and that training keeps its bits."""
+"""bps.report: its numbers, the sinks it writes to, and that training keeps its bits."""
 
 import logging
 import sys
@@ -218,7 +218,7 @@ def test_the_worker_that_others_waited_for_is_named():
 
 
 @on_workers(2)
-def test_a_place_whose_package_is_missing_is_an_error_on_all_workers():
+def test_a_sink_whose_package_is_missing_is_an_error_on_all_workers():
     net, optimizer, ddp, state = wrapped(TOPK)
     sys.modules["prometheus_client"] = sys.modules["wandb"] = None
     said = "prometheus needs a package that is missing: install prometheus_client"
@@ -240,7 +240,7 @@ def test_a_place_whose_package_is_missing_is_an_error_on_all_workers():
 
 
 @on_workers(2)
-def test_a_place_that_fails_is_left_out():
+def test_a_sink_that_fails_is_left_out():
     net, optimizer, state = distributed(TOPK)
     raised(OSError, "cannot serve at port", lambda: bps.report(optimizer, prometheus=70000))
     reporter = bps.report(optimizer, every=1)

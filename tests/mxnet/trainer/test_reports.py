@@ -1,4 +1,4 @@
-"""bps.report: its numbers, the places it writes to, and that training keeps its bits."""
+"""bps.report: its numbers, the sinks it writes to, and that training keeps its bits."""
 
 import sys
 import time
