@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Dict, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-Norms = Mapping[str, Tuple[float, float]]
-"""The norms of the residual and of the gradient, by tensor."""
+Norms = Tuple[float, float]
+"""The norms of a residual and of a gradient, or of an error and of an exact average."""
 
 _WORST = 3  # tensors that a report names
 _MATTERS = 0.1  # of a step: the shortest wait for another worker that a report mentions
@@ -102,21 +102,28 @@ def _bytes(number: float) -> str:
     return f"{number:.0f} B"
 
 
-def residual_ratios(norms: Norms) -> Tuple[Optional[float], Dict[str, float]]:
-    """Return the ratio of all tensors together, and the largest ones by tensor."""
-    if not norms:
-        return None, {}
-    ratios = {name: _ratio(*both) for name, both in norms.items()}
-    worst = sorted(ratios, key=lambda name: -ratios[name])[:_WORST]
-    residuals, gradients = zip(*norms.values())
-    total = _ratio(math.hypot(*residuals), math.hypot(*gradients))
-    return total, {name: ratios[name] for name in worst}
+def largest_ratios(parts: Iterable[Tuple[str, Norms]]) -> Dict[str, float]:
+    """Return the largest ratios of tensors, given their names and the norms of their parts."""
+    tensors: Dict[str, List[Norms]] = {}
+    for name, norms in parts:
+        tensors.setdefault(name, []).append(norms)
+    ratios = {name: ratio_of(of_tensor) for name, of_tensor in tensors.items()}
+    known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    return {name: known[name] for name in sorted(known, key=lambda name: -known[name])[:_WORST]}
 
 
-def _ratio(residual: float, gradient: float) -> float:
-    if gradient:
-        return residual / gradient
-    return math.inf if residual else 0.0
+def ratio_of(parts: Iterable[Norms]) -> Optional[float]:
+    """Return one norm divided by the other, given those of parts of vectors.
+
+    Parts with a NaN or an infinity are left out. None: no part is left.
+    """
+    finite = [norms for norms in parts if all(map(math.isfinite, norms))]
+    if not finite:
+        return None
+    one, other = (math.hypot(*norms) for norms in zip(*finite))
+    if other:
+        return one / other
+    return math.inf if one else 0.0
 
 
 def waited_for(waits: Sequence[float]) -> Optional[int]:

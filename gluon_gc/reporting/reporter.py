@@ -7,13 +7,13 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..exchange.agreement import Facts
 from ..log import logger
 from ..options import is_whole
 from . import sinks
-from .report import Norms, Report, residual_ratios, waited_for
+from .report import Norms, Report, largest_ratios, ratio_of, waited_for
 
 _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
 _BYTES = ("pushed_bytes", "pulled_bytes")
@@ -21,7 +21,29 @@ _BYTES = ("pushed_bytes", "pulled_bytes")
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of a front end's `report`. Raises TypeError or ValueError if one is wrong."""
+    """The arguments of `bps.report`.
+
+    Parameters
+    ----------
+    every : int
+        The steps from one report to the next.
+    tensorboard : str, optional
+        A folder. Each worker writes event files to its subfolder workerRANK.
+    wandb : bool
+        Whether to log to the run of `wandb.init`: that of worker 0, and those of other workers that
+        have one.
+    prometheus : int, optional
+        A port. The worker with local rank r serves its last report as gauges at port + r, on all
+        addresses of the machine.
+    measure_error : int, optional
+        Steps, a multiple of `every`. At these distances, a report also has the error of the
+        average, for which the workers send the gradients uncompressed, too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong.
+    """
 
     every: int = 100
     tensorboard: Optional[str] = None
@@ -56,17 +78,18 @@ class Measured(NamedTuple):
         "total" of `compression_stats`, of these steps only.
     exchange_seconds : float
         The average time of a step in which an exchange is under way.
-    norms : Norms
-        Those of the last step or, with an algorithm, of the first rounds.
-    error : float, optional
-        See `Report`.
+    residuals : list of (str, Norms)
+        Names of tensors with the norms of a part's residual and gradient in the last step or, with
+        an algorithm, in the first rounds.
+    errors : list of Norms
+        The norms of the errors of averages, and of the exact averages.
     """
 
     step: int
     total: Mapping[str, Any]
     exchange_seconds: float
-    norms: Norms
-    error: Optional[float]
+    residuals: Sequence[Tuple[str, Norms]]
+    errors: Sequence[Norms]
 
 
 class Reporter(ABC):
@@ -76,7 +99,8 @@ class Reporter(ABC):
 
     Parameters
     ----------
-    settings : Settings
+    make_settings : callable
+        Returns the `Settings`, or raises the error of a wrong argument. All workers then raise one.
     worker, local_worker : int
         The rank of this worker, and its rank on its machine.
     agree : callable
@@ -155,7 +179,6 @@ class Reporter(ABC):
         seconds = (time.perf_counter() - self._since) / steps
         total = measured.total
         waits = self._gathered(total["wait_seconds"] / seconds)
-        ratio, worst = residual_ratios(measured.norms)
         self.last = Report(
             measured.step,
             self.worker,
@@ -164,10 +187,10 @@ class Reporter(ABC):
             measured.exchange_seconds,
             *(total[name] for name in (*_SECONDS, *_BYTES)),
             total["ratio"],
-            ratio,
-            worst,
+            ratio_of(norms for _, norms in measured.residuals),
+            largest_ratios(measured.residuals),
             waited_for(waits),
-            measured.error,
+            ratio_of(measured.errors),
         )
         for sink in list(self._sinks):
             try:

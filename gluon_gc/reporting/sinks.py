@@ -119,7 +119,7 @@ class Prometheus:
 
 
 _PACKAGES = {
-    "tensorboard": "tensorboardX or tensorboard",
+    "tensorboard": "tensorboardX",
     "wandb": "wandb",
     "prometheus": "prometheus_client",
 }

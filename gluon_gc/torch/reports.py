@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from abc import abstractmethod
 from functools import partial
@@ -28,7 +27,7 @@ from ..exchange.agreement import Facts
 from ..exchange.chunk import ExchangedChunk
 from ..exchange.exchange import Exchange, Lane, exact_of
 from ..exchange.job import Announced, Request
-from ..reporting import Measured, Reporter, Settings
+from ..reporting import Measured, Norms, Reporter, Settings
 from .algorithms.state import AlgorithmState
 from .byteps.runtime import local_rank
 from .gradients.optimizer_hooks import StepObserver, steps_any, unwrapped
@@ -60,19 +59,8 @@ def report(
     ----------
     target : Optimizer or CompressionState
         A DistributedOptimizer, or the state of a DDP hook.
-    every : int
-        The steps from one report to the next.
-    tensorboard : str, optional
-        A folder. Each worker writes event files to its subfolder workerRANK.
-    wandb : bool
-        Whether to log to the run of `wandb.init`: that of worker 0, and those of other workers that
-        have one.
-    prometheus : int, optional
-        A port. The worker with local rank r serves its last report as gauges at port + r, on all
-        addresses of the machine.
-    measure_error : int, optional
-        Steps, a multiple of `every`. At these distances, a report also has the error of the
-        average, for which the workers send the gradients uncompressed, too.
+    every, tensorboard, wandb, prometheus, measure_error
+        See `gluon_gc.reporting.Settings`.
 
     Returns
     -------
@@ -128,9 +116,8 @@ class ExchangeReporter(Reporter):
         self._window = statistics.Window()
         self._busy: weakref.WeakKeyDictionary[Exchange, float] = weakref.WeakKeyDictionary()
         self._exact: weakref.WeakKeyDictionary[Lane, Lane] = weakref.WeakKeyDictionary()
-        # The norms of residuals and values, and those of errors and exact averages.
-        self._norms: Dict[ExchangedChunk, Tuple[float, float]] = {}
-        self._errors: Dict[Tuple[Lane, str], Tuple[float, float]] = {}
+        self._norms: Dict[ExchangedChunk, Norms] = {}
+        self._errors: Dict[Tuple[Lane, str], Norms] = {}
         super().__init__(make_settings, self._exchange.rank, local_rank(), self._agree, _WRITERS)
         self._measured(1)  # the first report begins here
 
@@ -150,19 +137,15 @@ class ExchangeReporter(Reporter):
         return self._exchange.gather_objects(share, _DOING)
 
     def _measured(self, steps: int) -> Measured:
-        exchange, norms, error = self._exchange, {}, None
-        for chunk, both in self._norms.items():
-            name = chunk.piece.tensor
-            norms[name] = tuple(map(math.hypot, norms.get(name, (0.0, 0.0)), both))
-        if self._errors:
-            differences, averages = (math.hypot(*each) for each in zip(*self._errors.values()))
-            error = differences / averages if averages else 0.0
+        exchange = self._exchange
+        residuals = [(chunk.piece.tensor, norms) for chunk, norms in self._norms.items()]
+        errors = list(self._errors.values())
         self._norms.clear()
         self._errors.clear()
         busy = exchange.busy.seconds
         seconds, self._busy[exchange] = busy - self._busy.get(exchange, 0.0), busy
         total = self._statistics(steps)["total"]
-        return Measured(self._step, total, seconds / steps, norms, error)
+        return Measured(self._step, total, seconds / steps, residuals, errors)
 
     def prepare(self, lane: Lane) -> None:
         """Prepare to exchange a lane's tensors uncompressed, if the next report has their error.
@@ -207,22 +190,15 @@ class ExchangeReporter(Reporter):
             for chunk, norm in norms.items():
                 senders = exchange.workers if chunk.local is None else exchange.machines.count
                 residual = chunk.coder.residual_norm() * senders
-                _keep(self._norms, chunk, residual, float(norm) / divisor)
+                self._norms[chunk] = residual, float(norm) / divisor
             if exact:
                 averaged.wait()
             for name, copy in exact.items():
                 average = staging.flat(copy).double()
                 difference = staging.flat(tensors[name]) - average
-                norms_of = float(_norm(difference)), float(_norm(average))
-                _keep(self._errors, (lane, name), *norms_of)
+                self._errors[lane, name] = float(_norm(difference)), float(_norm(average))
 
         return finish
-
-
-def _keep(kept: Dict[Any, Tuple[float, float]], key: Any, one: float, other: float) -> None:
-    """Keep two norms, unless the step had a NaN or an infinity."""
-    if math.isfinite(one) and math.isfinite(other):
-        kept[key] = one, other
 
 
 def _range(chunk: ExchangedChunk) -> slice:
@@ -312,7 +288,7 @@ class AlgorithmReporter(ExchangeReporter):
         self, lane: Lane, tensors: Mapping[str, torch.Tensor], *details: Any
     ) -> Optional[Callable[[], None]]:
         vectors = {(lane, name) for name in tensors}
-        if vectors <= self._seen:
+        if vectors <= self._seen or not self.is_open:
             return None
         self._seen |= vectors
         return super().measure(lane, tensors, *details)

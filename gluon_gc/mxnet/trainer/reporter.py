@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, Optional, Set, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Set,
+    Tuple,
+)
 
 import mxnet as mx
 import numpy as np
@@ -24,7 +34,7 @@ from ..exchange.gradient import Job, sums_of
 if TYPE_CHECKING:
     from .averaging import Averaging
 
-_WRITERS = ["tensorboardX", "torch.utils.tensorboard"]
+_WRITERS = ["tensorboardX"]
 _TINY = 1e-100  # a norm that all other norms are clipped to
 
 
@@ -38,8 +48,8 @@ class TrainerReporter(Reporter):
     def __init__(self, averaging: Averaging, make_settings: Callable[[], Settings]) -> None:
         self._averaging, self._window = averaging, Window()
         self._seen: Set[str] = set()  # the tensors that were measured
-        # They return the norms of residuals and vectors, and the averages and the exact averages.
-        self._norms: List[Callable[[], Norms]] = []
+        self._norms: List[Callable[[], Iterable[Tuple[str, Norms]]]] = []
+        # The averages and the exact averages.
         self._averages: List[Tuple[NDArray, NDArray]] = []
         exchange = averaging.exchange
         super().__init__(make_settings, exchange.rank, exchange.local_rank, self._agree, _WRITERS)
@@ -58,24 +68,15 @@ class TrainerReporter(Reporter):
         return total.asnumpy().tolist()
 
     def _measured(self, steps: int) -> Measured:
-        averaging, norms = self._averaging, {}
+        averaging = self._averaging
         names = {tensor.name: averaging.called(*key) for key, tensor in averaging.tensors.items()}
-        for read in self._norms:
-            for tensor, both in read().items():
-                if all(map(math.isfinite, both)):
-                    name = names[tensor]
-                    norms[name] = tuple(map(math.hypot, norms.get(name, (0.0, 0.0)), both))
+        residuals = [(names[name], norms) for read in self._norms for name, norms in read()]
         errors = [_difference(average, exact) for average, exact in self._averages]
-        finite = [both for both in errors if all(map(math.isfinite, both))]
-        error = None
-        if finite:
-            difference, average = (math.hypot(*each) for each in zip(*finite))
-            error = difference / average if average else 0.0
         for kept in (self._seen, self._norms, self._averages):
             kept.clear()
         total = averaging.stats_of_step(window=self._window, steps=steps)["total"]
         seconds = total.get("exchange_seconds", 0.0)  # missing with a mailbox
-        return Measured(averaging.steps, total, seconds, norms, error)
+        return Measured(averaging.steps, total, seconds, residuals, errors)
 
     def measure(self, job: Job) -> Optional[Callable[[], None]]:
         """Measure a job's tensors before its exchange. All workers call this.
@@ -148,23 +149,20 @@ def _norms(
     job: Job,
     norms: Mapping[Slice, NDArray],
     residuals: Callable[[], List[float]],
-) -> Norms:
-    """The norms of the residual and of the vector, by tensor, after an exchange; waits for it.
+) -> Iterator[Tuple[str, Norms]]:
+    """The norms of each chunk's residual and vector after an exchange; waits for it.
 
     A residual of a machine is compared with the sum of as many vectors as the machine has workers.
     """
-    found: Dict[str, Tuple[float, float]] = {}
     scale = job.scale * (1.0 if job.factor is None else job.factor.asscalar())
     for chunk, residual in zip(channel.chunks, residuals()):
         (piece,) = chunk.slices
         _, senders = exchange.sender(chunk)
         own = scale * exchange.num_workers / senders * _read(norms[piece])
-        before = found.get(piece.tensor, (0.0, 0.0))
-        found[piece.tensor] = tuple(map(math.hypot, before, (residual, own)))
-    return found
+        yield piece.tensor, (residual, own)
 
 
-def _difference(average: NDArray, exact: NDArray) -> Tuple[float, float]:
+def _difference(average: NDArray, exact: NDArray) -> Norms:
     """The norms of the error and of the exact average."""
     expected = exact.asnumpy().astype(np.float64).reshape(-1)
     return np.linalg.norm(average.asnumpy().reshape(-1) - expected), np.linalg.norm(expected)

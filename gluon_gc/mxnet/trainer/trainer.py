@@ -590,19 +590,8 @@ def report(
     Parameters
     ----------
     trainer : DistributedTrainer
-    every : int
-        The steps from one report to the next.
-    tensorboard : str, optional
-        A folder. Each worker writes event files to its subfolder workerRANK.
-    wandb : bool
-        Whether to log to the run of `wandb.init`: that of worker 0, and those of other workers that
-        have one.
-    prometheus : int, optional
-        A port. The worker with local rank r serves its last report as gauges at port + r, on all
-        addresses of the machine.
-    measure_error : int, optional
-        Steps, a multiple of `every`. At these distances, a report also has the error of the
-        average, for which the workers send the gradients uncompressed, too.
+    every, tensorboard, wandb, prometheus, measure_error
+        See `gluon_gc.reporting.Settings`.
 
     Returns
     -------
