@@ -171,6 +171,27 @@ def test_a_gradient_without_a_scale_or_a_dtype_of_its_own_is_measured():
 
 
 @on_workers(2)
+def test_the_scale_of_a_loss_does_not_matter():
+    ratios = []
+    for scale in (None, 4.0):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale) if scale else None
+        net, optimizer, ddp, state = wrapped(TOPK, grad_scaler=scaler)
+        reporter = bps.report(state, every=2, measure_error=2)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss = loss_of(ddp, step)
+            (scaler.scale(loss) if scaler else loss).backward()
+            if scaler:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+        ratios.append((reporter.last.residual_ratio, reporter.last.error))
+        state.close()
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-5)
+
+
+@on_workers(2)
 def test_a_vector_is_measured_in_its_first_round_after_a_report():
     net = Net()
     local_steps = {"name": "local_steps", "every": 2, "outer_lr": 1.0, "outer_momentum": 0.0}
