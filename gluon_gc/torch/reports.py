@@ -10,6 +10,7 @@ from typing import (
     Callable,
     Container,
     Dict,
+    Iterable,
     List,
     Mapping,
     Optional,
@@ -147,14 +148,21 @@ class ExchangeReporter(Reporter):
         total = self._statistics(steps)["total"]
         return Measured(self._step, total, seconds / steps, residuals, errors)
 
-    def prepare(self, lane: Lane) -> None:
-        """Prepare to exchange a lane's tensors uncompressed, if the next report has their error.
+    def unprepared(self, lanes: Iterable[Lane]) -> List[Lane]:
+        """Return the lanes to `prepare` if the next report has the error of their averages."""
+        return [
+            lane
+            for lane in lanes
+            if self.measures_error and lane not in self._exact
+            if any(c.plan.params is not None or c.wire != c.working for c in lane.chunks)
+        ]
+
+    def prepare(self, lanes: Iterable[Lane]) -> None:
+        """Prepare to exchange tensors uncompressed, too.
 
         All workers call this, with no exchange under way.
         """
-        if not self.measures_error or lane in self._exact:
-            return
-        if any(c.plan.params is not None or c.wire != c.working for c in lane.chunks):
+        for lane in lanes:
             self._exact[lane] = lane.uncompressed()
 
     def measure(
@@ -232,7 +240,7 @@ class GradientReporter(ExchangeReporter):
 
     def begin(self) -> None:
         super().begin()
-        self.prepare(self._gradients.compression.lane)
+        self.prepare(self.unprepared([self._gradients.compression.lane]))
 
     def measure(
         self, lane: Lane, tensors: Mapping[str, torch.Tensor], *details: Any
@@ -279,10 +287,10 @@ class AlgorithmReporter(ExchangeReporter):
 
     def begin(self) -> None:
         super().begin()
-        if self.measures_error:
+        lanes = self.unprepared(self._state.rounds.lanes.values())
+        if lanes:
             self._state.driver.finish()
-            for lane in self._state.rounds.lanes.values():
-                self.prepare(lane)
+            self.prepare(lanes)
 
     def measure(
         self, lane: Lane, tensors: Mapping[str, torch.Tensor], *details: Any

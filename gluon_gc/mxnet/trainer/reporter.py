@@ -91,7 +91,8 @@ class TrainerReporter(Reporter):
         exchange, gradients = self._averaging.exchange, job.gradients
         channels = [c for c in exchange.channels.of(gradients) if isinstance(c, Channel)]
         dense = {name for channel in channels if not channel.in_rows for name in channel.tensors}
-        values = {name: sums_of([gradients[name]])[0] for name in dense.intersection(gradients)}
+        # All workers exchange them in this order.
+        values = {name: sums_of([gradients[name]])[0] for name in gradients if name in dense}
         exact: Dict[str, NDArray] = {}
         if self.measures_error and any(channel.is_lossy for channel in channels):
             exact = self._start_exact(job, values)
@@ -102,10 +103,12 @@ class TrainerReporter(Reporter):
             if exchange.compresses(channel) and channel.tensors <= values.keys()
         ]
 
+        scale = job.scale, job.factor
+
         def finish() -> None:
             for channel, norms in measured:
                 residuals = channel.coder.residual_norms()
-                self._norms.append(partial(_norms, exchange, channel, job, norms, residuals))
+                self._norms.append(partial(_norms, exchange, channel, norms, residuals, *scale))
             for name, average in exact.items():
                 self._averages.append((gradients[name].copied_result(), average))
 
@@ -146,15 +149,17 @@ def _read(factor: NDArray) -> float:
 def _norms(
     exchange: Exchange,
     channel: Channel,
-    job: Job,
     norms: Mapping[Slice, NDArray],
     residuals: Callable[[], List[float]],
+    scale: float,
+    factor: Optional[NDArray],
 ) -> Iterator[Tuple[str, Norms]]:
     """The norms of each chunk's residual and vector after an exchange; waits for it.
 
+    `scale` and `factor` are those of the exchange's `Job`.
     A residual of a machine is compared with the sum of as many vectors as the machine has workers.
     """
-    scale = job.scale * (1.0 if job.factor is None else job.factor.asscalar())
+    scale *= 1.0 if factor is None else factor.asscalar()
     for chunk, residual in zip(channel.chunks, residuals()):
         (piece,) = chunk.slices
         _, senders = exchange.sender(chunk)
