@@ -183,3 +183,18 @@ def test_an_overflow_or_averages_without_an_update_stop_no_report():
         if step % 2:
             trainer.update(1)
     assert reporter.last.residual_ratio > 0
+
+
+def test_shutdown_frees_the_port(port):
+    bps.init()
+    params, trainer = trainer_of(TOPK)
+    reporter = bps.report(trainer, every=1, prometheus=port, measure_error=1)
+    for param in params:
+        param.grad()[:] = 1.0
+        param.list_data()[0]._fresh_grad = True
+    trainer.step(1)
+    assert reported.scraped(port)['gluon_gc_step{worker="0"}'] == 1
+    assert reporter.last.error > 0 and reporter.last.waited_for is None
+    bps.shutdown()
+    with pytest.raises(OSError):
+        reported.scraped(port)
