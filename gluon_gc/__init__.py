@@ -29,7 +29,7 @@ _HOMES = {
         "size",
         "suspend",
     ),
-    "mxnet.trainer.trainer": ("DistributedTrainer",),
+    "mxnet.trainer.trainer": ("DistributedTrainer", "report"),
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -19,7 +19,7 @@ from .checksum import parameter_checksum
 from .images import Batch
 from .last_checkpoint import last_checkpoint
 from .log import EpochLog
-from .progress import STEPS_AHEAD, progress_bar, say
+from .progress import STEPS_AHEAD, progress_bar, say, traffic_postfix
 from .schedule import learning_rate_schedule
 from .stats import stats_table
 from .targets import Targets
@@ -157,6 +157,7 @@ class Training:
             bps.average_statistics(self._net)
             top1, top5 = self._validate()
             if rank == 0:
+                self._bar.set_postfix(traffic_postfix(self._trainer))
                 record = self._record(epoch, step_loss, top1, top5, seconds)
                 self._log.write(record)
                 say(

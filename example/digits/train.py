@@ -21,7 +21,7 @@ from common.arguments import (
 from common.checksum import parameter_checksum
 from common.digits import Images, load_images
 from common.log import EpochLog
-from common.progress import STEPS_AHEAD, progress_bar
+from common.progress import STEPS_AHEAD, progress_bar, traffic_postfix
 from common.shuffling import steps_per_epoch
 from common.stats import stats_table
 from data import batches
@@ -102,6 +102,7 @@ def main() -> None:
                 epoch=epoch,
                 loss=f"{record['train_loss']:.4f}",
                 accuracy=f"{validation_accuracy:.4f}",
+                **traffic_postfix(trainer),
             )
     bar.close()
     log.close()

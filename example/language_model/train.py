@@ -28,7 +28,7 @@ from common.arguments import (
 )
 from common.checksum import parameter_checksum
 from common.log import EpochLog
-from common.progress import progress_bar, say
+from common.progress import progress_bar, say, traffic_postfix
 from common.source_text import (
     Text,
     load_text,
@@ -38,6 +38,7 @@ from common.source_text import (
 )
 
 BYTES = 256
+REPORTED = 10  # steps between updates of the numbers on the progress bar
 _softmax_loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
@@ -107,7 +108,9 @@ def train_steps(
         trainer.step(args.batch_size)
         losses.append(float(loss.mean().asscalar()))
         bar.update()
-        bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
+        if step % REPORTED == 0:
+            loss_text = f"{losses[-1]:.4f}"
+            bar.set_postfix(loss=loss_text, **traffic_postfix(trainer), refresh=False)
     return losses
 
 

@@ -16,7 +16,7 @@ import checkpoint
 from common.arguments import HelpFormatter, add_compression_arguments, add_training_arguments
 from common.digits import Images, load_images
 from common.log import EpochLog
-from common.progress import progress_bar
+from common.progress import progress_bar, traffic_postfix
 from common.shuffling import shuffled_share
 from common.stats import stats_table
 from workers import (
@@ -108,7 +108,12 @@ def main() -> None:
             "step_loss": step_loss,
         }
         log.write(record)
-        bar.set_postfix(epoch=epoch, loss=record["train_loss"], accuracy=validation_accuracy)
+        bar.set_postfix(
+            epoch=epoch,
+            loss=record["train_loss"],
+            accuracy=validation_accuracy,
+            **traffic_postfix(compression),
+        )
         if is_due(args, epoch, args.num_epochs):
             path = Path(args.save) / f"epoch-{epoch}"
             checkpoint.save(path, epoch, net, optimizer, compression)

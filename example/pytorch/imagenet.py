@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/comm
 import checkpoint
 from common.arguments import HelpFormatter, add_compression_arguments, add_log_arguments
 from common.log import EpochLog
-from common.progress import progress_bar
+from common.progress import progress_bar, traffic_postfix
 from common.shuffling import steps_per_epoch
 from images import Augment, ImageFolder, Middle, training_batches, validation_batches
 from resnet import network
@@ -134,7 +134,12 @@ class Training:
                 "step_loss": step_loss,
             }
             log.write(record)
-            self.bar.set_postfix(epoch=epoch, loss=record["train_loss"], accuracy=top1)
+            self.bar.set_postfix(
+                epoch=epoch,
+                loss=record["train_loss"],
+                accuracy=top1,
+                **traffic_postfix(self.compression),
+            )
             if is_due(args, epoch, args.num_epochs):
                 path = Path(args.save) / f"epoch-{epoch}"
                 checkpoint.save(path, epoch, self.net, self.optimizer, self.compression)

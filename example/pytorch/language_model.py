@@ -30,7 +30,7 @@ from common.arguments import (
     compression_params,
 )
 from common.log import EpochLog
-from common.progress import progress_bar, say
+from common.progress import progress_bar, say, traffic_postfix
 from common.source_text import load_text, require_same_text, training_windows, validation_windows
 from common.stats import stats_table
 from transformer import Transformer, generate
@@ -202,9 +202,10 @@ class Training:
         self.seconds += time.perf_counter() - start
         self.bar.update()
         if bps.rank() == 0 and step % REPORTED == 0:
-            pushed, _ = traffic(self.net, self.compression)
-            loss = f"{self.losses[-1]:.4f}"
-            self.bar.set_postfix({"loss": loss, "bytes per step": f"{pushed:,.0f}"}, refresh=False)
+            self.bar.set_postfix(
+                {"loss": f"{self.losses[-1]:.4f}", **traffic_postfix(self.compression)},
+                refresh=False,
+            )
 
     def loss(
         self, model: torch.nn.Module, windows: np.ndarray, reduction: str = "mean"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
@@ -161,6 +162,13 @@ class Coder:
         self._copies = [kernels.State(state.momentum, (memory,))]
         addresses = kernels.addresses(self.codec, self._copies[0])
         self._references = [kernels.StateReference(addresses)]
+
+    def residual_norm(self) -> float:
+        """Return the norm of the residual; 0 without error feedback."""
+        if not self.codec.memory:
+            return 0.0
+        residual = self.codec.residual(self._in_host_memory(self._now))
+        return math.sqrt(kernels.sum_of_squares(residual))
 
     # Checkpoints
 

@@ -35,7 +35,7 @@ from .job import Done, Job, Request, Result, Task
 from .machines import Machines
 from .pipeline import Pipeline
 from .plan import Chunk
-from .statistics import Meter
+from .statistics import Busy, Meter
 from .transfer import STAGES, Link, Stages
 from .transfers import Transfers, abandon
 from .transport import Members
@@ -95,7 +95,8 @@ class Exchange:
         self.rank, self.workers = members.rank, len(members.ranks)
         self.transfers = Transfers(members, arrays, machines)
         self.streams = StreamStarts(lambda own: members.gather(own, _SETTING_UP)[0])
-        self._progress = _Progress(self.transfers)
+        self.busy = Busy()
+        self._progress = _Progress(self.transfers, self.busy)
         stages = STAGES[1:-1] if machines is None else STAGES
         self._pipeline = Pipeline(
             stages, self._progress.done, self._progress.failed, self.transfers.broken
@@ -215,6 +216,26 @@ class Lane:
                 self._exchanged_chunk(tensor, chunk, name in on_gpu) for chunk in chunks
             ]
             self.chunks += self._of_tensor[name]
+
+    def uncompressed(self) -> Lane:
+        """Return a new lane of the same tensors, each with the name exact_of(NAME).
+
+        All workers call this. The tensors travel in at least float32.
+        """
+        lane, count = self.exchange.lane(), len(self._tensors)
+        tensors = []
+        for name, (planned, wire, device) in self._tensors.items():
+            exact = replace(
+                planned,
+                name=exact_of(name),
+                params=planned.params.uncompressed,
+                index=count + planned.index,
+                on_nonfinite="propagate",
+            )
+            wire = plan.working_dtype(planned.dtype) if planned.floating else wire
+            tensors.append(DeclaredTensor(exact, wire, device))
+        lane.declare(tensors)
+        return lane
 
     def _machines(self, tensor: DeclaredTensor) -> Optional[Machines]:
         """Return the machines that sum a tensor before it is exchanged; None if they do not."""
@@ -375,6 +396,11 @@ class Lane:
                     coder.take_back()
 
 
+def exact_of(name: str) -> str:
+    """Return the name of the exact average of a tensor, see `Lane.uncompressed`."""
+    return f"{name}, uncompressed"
+
+
 def _agree(members: Members, facts: Facts, doing: str) -> None:
     """See `Exchange.agree`."""
     agree(members.ranks[members.rank], facts, partial(members.gather, doing=doing))
@@ -422,6 +448,7 @@ class _Progress:
     """The jobs under way. Only the last thread of the pipeline ends them."""
 
     transfers: Transfers
+    busy: Busy
     names: Dict[int, str] = field(default_factory=dict)  # by their numbers in samples of weights
     unused: Set[str] = field(default_factory=set)  # tensors that were never exchanged
     _under_way: Dict[int, _UnderWay] = field(default_factory=dict)
@@ -430,6 +457,7 @@ class _Progress:
         """Expect the end of a job's transfers."""
         under_way = _UnderWay(transfers, done)
         if transfers:
+            self.busy.add(1)
             self._under_way[job.number] = under_way
         else:
             under_way.finish(Result((), ()), None)
@@ -446,6 +474,7 @@ class _Progress:
         if not under_way.transfers:
             nonfinite = [*under_way.nonfinite, *itertools.chain.from_iterable(under_way.later)]
             del self._under_way[task.job.number]
+            self.busy.add(-1)
             problem = header.problem(under_way.outcome, self.names, self.unused)
             error = RuntimeError(problem) if problem else None
             under_way.finish(Result(nonfinite, under_way.unused), error)
@@ -456,6 +485,7 @@ class _Progress:
             abandon([task.transfer], error.outcome)  # it may be newer than the error
         under_way = self._under_way.pop(task.job.number, None)
         if under_way is not None:
+            self.busy.add(-1)
             if not isinstance(error, OutOfStepError):
                 error = RuntimeError(
                     "gradients could not be exchanged: another worker may have ended, or made a "

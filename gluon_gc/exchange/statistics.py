@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
+from weakref import WeakKeyDictionary
 
 from .chunk import ExchangedChunk
 
@@ -75,9 +88,9 @@ def _with_ratios(size: Size, fields: Fields) -> Dict[str, Any]:
     }
 
 
-@dataclass
+@dataclass(eq=False)
 class Meter:
-    """The bytes and seconds of this worker in one transfer."""
+    """The bytes and seconds of this worker in one transfer, since it was made."""
 
     steps: int = 0
     pushed_bytes: int = 0
@@ -85,14 +98,17 @@ class Meter:
     compress_seconds: float = 0.0
     wait_seconds: float = 0.0
     decompress_seconds: float = 0.0
+    at_reset: Optional[Meter] = None  # its copy at the last reset
 
     def of_step(self, steps: int = 0) -> Dict[str, float]:
         """Return `FIELDS` as averages over `steps`; 0: over the steps of this transfer."""
         return {field: getattr(self, field) / (steps or self.steps) for field in FIELDS}
 
-    def reset(self) -> None:
-        """Set all numbers to zero."""
-        self.__init__()
+    def since(self, earlier: Optional[Meter]) -> Meter:
+        """Return the differences from an earlier copy, if there is one."""
+        names = ("steps", *FIELDS) if earlier is not None else ()
+        changed = {name: getattr(self, name) - getattr(earlier, name) for name in names}
+        return replace(self, **changed, at_reset=None)
 
     @contextmanager
     def timing(self, field: str) -> Iterator[None]:
@@ -102,30 +118,67 @@ class Meter:
         setattr(self, field, getattr(self, field) + time.perf_counter() - began)
 
 
+class Window:
+    """Measures the time between two calls, independently of the resets of `compression_stats`."""
+
+    def __init__(self) -> None:
+        self._earlier: WeakKeyDictionary[Meter, Meter] = WeakKeyDictionary()
+
+    def of(self, meter: Meter) -> Meter:
+        """Return what a meter has measured since the last call with it."""
+        measured = meter.since(self._earlier.get(meter))
+        self._earlier[meter] = meter.since(None)
+        return measured
+
+
+class Busy:
+    """Counts the seconds in which at least one of several jobs is under way."""
+
+    def __init__(self) -> None:
+        self._lock, self._jobs, self._seconds = threading.Lock(), 0, 0.0
+
+    def add(self, jobs: int) -> None:
+        """Note that jobs begin or, if the number is negative, that they end."""
+        with self._lock:
+            if self._jobs:
+                self._seconds += time.perf_counter() - self._since
+            self._since = time.perf_counter()
+            self._jobs += jobs
+
+    @property
+    def seconds(self) -> float:
+        self.add(0)
+        return self._seconds
+
+
 def of_step(
     transfers: Iterable[Any],
     sizes: Mapping[str, Size],
     reset: bool,
     steps: int = 0,
     name_of: Callable[[str], str] = str,
+    window: Optional[Window] = None,
 ) -> Dict[str, Any]:
     """Return the average statistics of a step, for each tensor in `sizes` and in total.
 
     `steps`: the number of steps; 0: each transfer took part in all steps. `name_of` returns the
-    name in `sizes`, given a tensor's name in the exchange.
+    name in `sizes`, given a tensor's name in the exchange. The steps are those since the last
+    `reset` or, with a `window`, since the last call with it.
     """
     transfers = list(transfers)
+    meters = [transfer.meter for transfer in transfers]
+    if window is None:
+        counted = [meter.since(meter.at_reset) for meter in meters]
+    else:
+        counted = [window.of(meter) for meter in meters]
     measured = by_tensor(
-        (
-            transfer.meter.of_step(steps),
-            [(name_of(name), share) for name, share in transfer.shares()],
-        )
-        for transfer in transfers
-        if transfer.meter.steps
+        (meter.of_step(steps), [(name_of(name), share) for name, share in transfer.shares()])
+        for transfer, meter in zip(transfers, counted)
+        if meter.steps
     )
     if reset:
-        for transfer in transfers:
-            transfer.meter.reset()
+        for meter in meters:
+            meter.at_reset = meter.since(None)
     return report(sizes, measured)
 
 

@@ -23,6 +23,7 @@ from .ddp import compression_hook
 from .fsdp import compress_all_gather, compress_reduce_scatter, compress_replicas
 from .gradients.state import CompressionState
 from .optimizer.distributed import DistributedOptimizer
+from .reports import report
 from .running_statistics import average_statistics
 from .state.suspension import resume, suspend
 
@@ -49,6 +50,7 @@ __all__ = [
     "push_pull_async_inplace",
     "push_pull_inplace",
     "rank",
+    "report",
     "report_loss",
     "resume",
     "rounds",

@@ -234,6 +234,8 @@ class _CrossingAverager(Averager):
     class, and the last of `num_steps` steps waits for its updates.
     """
 
+    updates_late = True
+
     def __init__(
         self,
         model: Module,

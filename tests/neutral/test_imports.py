@@ -32,6 +32,7 @@ LAYERS = {
     "__main__": {"check", "plan"},
     "options": set(),
     "plan": {"auto", "compression", "launch"},
+    "reporting": {"exchange", "options"},
     "state": {"exchange", "kernels", "options"},
 }
 """The neutral parts that each neutral part may import; see docs/design/architecture.md."""

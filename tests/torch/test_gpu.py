@@ -6,7 +6,7 @@ from tests.cuda import emulator
 from tests.torch.algorithms import test_algorithm
 from tests.torch.optimizers import test_optimizers
 
-from . import test_fsdp, test_two_levels, test_workers
+from . import test_fsdp, test_reports, test_two_levels, test_workers
 from .workers import run
 
 pytestmark = pytest.mark.xdist_group("emulator")  # to build the emulator once
@@ -33,6 +33,8 @@ OTHERS = (
     test_fsdp.test_large_changes_in_place_are_gathered_exactly,
     test_fsdp.test_frozen_parameters_become_exact,
     test_fsdp.test_loaded_nan_is_told,
+    test_reports.test_the_residual_is_compared_with_this_workers_gradient,
+    test_reports.test_the_error_of_the_average_is_that_of_numpy,
     test_algorithm.test_local_steps_is_its_replay_bit_for_bit,
     test_algorithm.test_what_is_resumed_goes_on_bit_for_bit,
 )

@@ -334,6 +334,7 @@ def several_machines():
         values = torch.full((90 * 20,), float(dist.get_rank()))
         state.average({"first.weight": values}).wait()
         assert torch.equal(values, torch.full_like(values, 1.5))
+    reported_by_machines()
     _, _, _, state = wrapped(ONEBIT)
     arrays = state.state_dict()["arrays"]
     mine = sum(
@@ -343,6 +344,26 @@ def several_machines():
     saved_by_all_workers()
     average_large_values(hierarchical=True)
     average_large_values(hierarchical=False)
+
+
+def reported_by_machines():
+    """A machine's residual is compared with the gradients of as many workers as it has."""
+    net, optimizer, ddp, state = wrapped({"compressor": "topk", "k": 0.05, "ef": "vanilla"})
+    reporter = bps.report(state, every=1, measure_error=1)
+    own = dict(zip(state.parameters, torch.autograd.grad(loss_of(net, 0), list(net.parameters()))))
+    train(net, optimizer, ddp, range(1))
+    squares = [0.0, 0.0]
+    for name, arrays in state.state_dict()["arrays"].items():
+        for key, residual in arrays.items():
+            node, kind, begin = key.split(".")
+            if (node, kind) == ("worker", "residual"):
+                part = own[name].reshape(-1)[int(begin) : int(begin) + len(residual)]
+                squares[0] += float((2 * residual.double()).square().sum())  # of two machines
+                squares[1] += float(part.double().square().sum())
+    ratio = (squares[0] / squares[1]) ** 0.5
+    assert reporter.last.residual_ratio == pytest.approx(ratio, rel=1e-5)
+    assert 0 < reporter.last.error < 1
+    state.close()
 
 
 def saved_by_all_workers():

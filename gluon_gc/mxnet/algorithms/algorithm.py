@@ -37,7 +37,7 @@ from ...auto.algorithms import automatic
 from ...exchange import plan, statistics
 from ...exchange.agreement import Facts
 from ...exchange.plan import Tensor
-from ...exchange.statistics import Size
+from ...exchange.statistics import Size, Window
 from ...mailbox.driver import MailboxDriver
 from ...options import require_different
 from ...state import LOCAL, OF_ALL, Arrays, Key
@@ -229,16 +229,18 @@ class AlgorithmAveraging(Averaging):
         if self.run is not None:
             self._driver.set_epoch(epoch)
 
-    def stats_of_step(self, reset: bool) -> Dict[str, Any]:
+    def stats_of_step(
+        self, reset: bool = False, window: Optional[Window] = None, steps: int = 0
+    ) -> Dict[str, Any]:
         if self.run is None:
-            return super().stats_of_step(reset)
-        sizes = {}
-        for param in self._averaged.values():
+            return super().stats_of_step(reset, window, steps)
+        sizes, kind = {}, "difference"
+        for i, param in self._averaged.items():
             elements = math.prod(param.shape)
             size = Size(elements * np.dtype(param.dtype).itemsize, elements)
-            sizes[f"difference of {param.name}"] = size
+            sizes[self.called(i, kind)] = size
         return statistics.of_step(
-            self._driver.transfers, sizes, reset, name_of=lambda name: f"difference of {name}"
+            self._driver.transfers, sizes, reset, steps, lambda name: f"{kind} of {name}", window
         )
 
     def _tensors(self, kind: str) -> List[Tensor]:
@@ -436,7 +438,7 @@ class AlgorithmAveraging(Averaging):
         names, step = set(gradients), self.steps
         delayed = request.delay and self._on_nonfinite != "propagate"
         before = exchange.channels.nonfinite(names) if delayed else 0
-        exchange.start(Job(gradients, 1.0 / exchange.num_workers))
+        self._start(Job(gradients, 1.0 / exchange.num_workers))
 
         def arrived() -> Dict[str, NDArray]:
             if delayed:

@@ -163,6 +163,9 @@ def shutdown() -> None:
     why = "" if isinstance(error, StopIteration) else failure(error)
     if exchange is None:
         return
+    for averaging in exchange.living_averagings():
+        if averaging.reporter is not None:
+            averaging.reporter.close()
     if why:
         exchange.abandon(why)
     else:
@@ -184,10 +187,8 @@ def suspend() -> None:
     global _suspended
     _require_no_mailbox("suspend")
     if _default is not None:
-        for reference in _default.averagings.values():
-            averaging = reference()
-            if averaging is not None:
-                averaging.leave_out_unapplied()
+        for averaging in _default.living_averagings():
+            averaging.leave_out_unapplied()
         _suspended = Suspended(_default, _suspended, _goes_on)
         _disconnect().close()
 

@@ -38,10 +38,17 @@ class Metered:
         self._now = np.ctypeslib.as_array(memory)  # valid while the meter lives
         self._before: Dict[str, float] = {}  # subtracted in `done`
 
+    def since(self, earlier: Optional[Mapping[str, float]]) -> Dict[str, float]:
+        """The differences of the meter's fields from an earlier result of `since(None)`.
+
+        The call waits until all operators have run.
+        """
+        so_far, earlier = operators.read_meter(self._meter), earlier or {}
+        return {field: so_far[field] - earlier.get(field, 0) for field in so_far}
+
     def done(self) -> Dict[str, float]:
         """The meter's fields since `count_again`; waits until all operators have run."""
-        so_far = operators.read_meter(self._meter)
-        return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
+        return self.since(self._before)
 
     def under_way(self) -> Tuple[int, bool]:
         """The number of messages, and whether the last answer is missing. It does not wait."""
@@ -51,14 +58,14 @@ class Metered:
 
     def count_again(self) -> None:
         """Restart `done` from zero. The meter itself goes on, because errors name its step."""
-        self._before = operators.read_meter(self._meter)
+        self._before = self.since(None)
 
-    def spans(self) -> Dict[int, Tuple[float, float]]:
-        """Begin and end of the latest steps since `count_again`, in seconds, by step number."""
+    def spans(self, steps: float) -> Dict[int, Tuple[float, float]]:
+        """Begin and end of this number of latest steps, if kept, in seconds, by step number."""
         rows = self._meter.asnumpy()[len(METER) :].reshape(KEPT_SPANS, 3)
         spans = sorted(map(tuple, rows[rows[:, 0] > 0].tolist()))
-        before = len(spans) - int(self.done()["calls"])
-        return {int(step): (begin, end) for step, begin, end in spans[max(0, before) :]}
+        kept = spans[max(0, len(spans) - int(steps)) :]
+        return {int(step): (begin, end) for step, begin, end in kept}
 
     def nonfinite(self) -> int:
         """How many results were not finite; waits until all results are there."""
@@ -109,6 +116,11 @@ class Channel(Metered):
     def framed(self) -> bool:
         """Whether payloads travel. Otherwise the engine sums values."""
         return self.aggregated or self.gathered
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the average may differ from that of float32."""
+        return self.params is not None or self.dtype == "float16"
 
     @property
     def runs_on_gpu(self) -> bool:

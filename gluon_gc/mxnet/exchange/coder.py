@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -244,6 +245,22 @@ class MessageCoder:
             states = [{"stream": s.state(), **saved} for s, saved in zip(self._streams, states)]
         return states
 
+    @property
+    def keeps_residual(self) -> bool:
+        return any(codec.memory for codec in self.codecs)
+
+    def residual_norms(self) -> Callable[[], List[float]]:
+        """Copy the residuals as they are now. The result waits, and returns each chunk's norm."""
+        copies, codecs = [array.copy() for array in self.memory.arrays], self.codecs
+
+        def norms() -> List[float]:
+            arrays = [copy.asnumpy() for copy in copies]
+            states = zip(codecs, self.memory.of_chunks(codecs, arrays))
+            residuals = [codec.residual(kept) if codec.memory else None for codec, kept in states]
+            return [0.0 if r is None else math.sqrt(kernels.sum_of_squares(r)) for r in residuals]
+
+        return norms
+
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
         self.memory.load(self.codecs, states)
         if self._params.compressor.traits.draws:
@@ -298,7 +315,7 @@ class MessageMemory:
     def saved(self, codecs: Sequence[kernels.Codec]) -> List[Dict[str, np.ndarray]]:
         """For a checkpoint, each chunk's "residual" and "momentum", if it has them."""
         states = []
-        for codec, kept in zip(codecs, self._of_chunks(codecs, self._as_numpy())):
+        for codec, kept in zip(codecs, self.of_chunks(codecs, self._as_numpy())):
             state = {}
             if codec.memory:
                 state["residual"] = codec.residual(kept)
@@ -311,7 +328,7 @@ class MessageMemory:
         self, codecs: Sequence[kernels.Codec], states: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
         arrays = self._as_numpy()
-        for codec, kept, state in zip(codecs, self._of_chunks(codecs, arrays), states):
+        for codec, kept, state in zip(codecs, self.of_chunks(codecs, arrays), states):
             if codec.memory:
                 codec.restore(kept, np.ascontiguousarray(state["residual"]))
             if codec.momentum:
@@ -322,7 +339,7 @@ class MessageMemory:
     def _as_numpy(self) -> List[np.ndarray]:
         return [array.asnumpy() for array in self.arrays]
 
-    def _of_chunks(
+    def of_chunks(
         self, codecs: Sequence[kernels.Codec], arrays: Sequence[np.ndarray]
     ) -> Iterator[kernels.State]:
         ends = [np.cumsum(sizes)[:-1] for sizes in self._sizes]

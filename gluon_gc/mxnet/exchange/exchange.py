@@ -6,6 +6,7 @@ import gc
 import weakref
 from contextlib import contextmanager
 from typing import (
+    Any,
     Callable,
     Collection,
     Dict,
@@ -69,6 +70,11 @@ class Exchange:
         self._streams = StreamStarts(self.bytes_of_root)
         self._step = 0  # the number of the last exchange
         self._gpus = GpuShares(self._can_run_on_gpu)
+
+    def living_averagings(self) -> List[Any]:
+        """The `Averaging`s of trainers that exist."""
+        averagings = (reference() for reference in self.averagings.values())
+        return [averaging for averaging in averagings if averaging is not None]
 
     # A backend implements these
 
@@ -139,6 +145,10 @@ class Exchange:
         if not done["calls"]:
             return channel.message_bytes, channel.message_bytes
         return done["sent_bytes"] / done["calls"], done["received_bytes"] / done["calls"]
+
+    def compresses(self, channel: Channel) -> bool:
+        """Whether this worker has the residual of a channel, not another one of its machine."""
+        return True
 
     # All workers agree
 

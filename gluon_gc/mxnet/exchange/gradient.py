@@ -94,6 +94,10 @@ class Gradient:
             if target is not self.result:
                 _with_storage(self.result, target.stype).copyto(target)
 
+    def copied_result(self) -> NDArray:
+        """A copy of what `finish` or `broadcast` has written to a target."""
+        return self._targets[0].copy()
+
     # On a GPU
 
     @property

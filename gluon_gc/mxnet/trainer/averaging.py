@@ -6,6 +6,7 @@ import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import (
+    TYPE_CHECKING,
     Any,
     Callable,
     ClassVar,
@@ -28,13 +29,18 @@ from mxnet.optimizer import Optimizer
 from ...compression.learning_rates import LearningRates
 from ...exchange.agreement import Facts
 from ...exchange.plan import Tensor
+from ...exchange.statistics import Window
 from ...mailbox import Run
 from ...state import Arrays, Key
 from ..exchange.exchange import Exchange
+from ..exchange.gradient import Job
 from . import optimizer_facts, reports
 from .amp import AgreedLossScaler
 from .equal_weights import WeightCheck
 from .parameters import Compressions
+
+if TYPE_CHECKING:
+    from .reporter import TrainerReporter
 
 Update = Callable[[float, bool], None]
 """Applies the optimizer, given a factor for the gradients and `ignore_stale_grad`."""
@@ -78,6 +84,7 @@ class Averaging(ABC):
         self.learning_rates = LearningRates()  # by parameter index, without lr_mult
         self._when_prepared = when_prepared  # called after new tensors are declared
         self._epoch: Optional[int] = None
+        self.reporter: Optional[TrainerReporter] = None  # of `bps.report`
         self._use(exchange)
 
     # A subclass implements these
@@ -158,13 +165,29 @@ class Averaging(ABC):
         self._epoch = epoch
         self.exchange.channels.set_epoch(self.names(), epoch)
 
-    def stats_of_step(self, reset: bool) -> Dict[str, Any]:
-        """See `DistributedTrainer.compression_stats`."""
-        tensors = {
-            f"{kind} of {self._params[i].name}" if kind else self._params[i].name: tensor
-            for (i, kind), tensor in self.tensors.items()
-        }
-        return reports.stats_of_step(self.exchange, tensors, reset)
+    def stats_of_step(
+        self, reset: bool = False, window: Optional[Window] = None, steps: int = 0
+    ) -> Dict[str, Any]:
+        """See `DistributedTrainer.compression_stats`, and `reports.stats_of_step`."""
+        tensors = {self.called(*key): tensor for key, tensor in self.tensors.items()}
+        return reports.stats_of_step(self.exchange, tensors, reset, window, steps)
+
+    def tensor_name(self, suffix: str) -> str:
+        """The name in the exchange of an array that belongs to the trainer."""
+        return f"{self._name}.{suffix}"
+
+    def called(self, index: int, kind: str) -> str:
+        """The name of a vector for the user."""
+        name = self._params[index].name
+        return f"{kind} of {name}" if kind else name
+
+    def _start(self, job: Job) -> None:
+        """Start an exchange, and measure it if a report is due."""
+        reporter = self.reporter
+        finish = None if reporter is None else reporter.measure(job)
+        self.exchange.start(job)
+        if finish is not None:
+            finish()
 
     def names(self, indices: Optional[Collection[int]] = None) -> Set[str]:
         """The names of the tensors of these parameters; None: of all parameters."""

@@ -201,7 +201,7 @@ class GradientAveraging(Averaging):
             indices, batch_size, fresh, stale, undoable, excluded=self._not_applied
         )
         if job is not None:
-            self.exchange.start(job)
+            self._start(job)
         if batch_size is not None:
             self._divisor = 1
         if self._on_nonfinite == "skip" and self._found_nonfinite():

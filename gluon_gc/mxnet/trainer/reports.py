@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import (
     TYPE_CHECKING,
     Any,
-    Collection,
     Dict,
     Hashable,
     Iterable,
     Iterator,
     List,
     Mapping,
+    Optional,
     Tuple,
 )
 
@@ -21,7 +21,8 @@ from ...compression import CompressionParams
 from ...exchange import statistics
 from ...exchange.plan import Tensor
 from ..engine.operators import KEPT_SPANS
-from ..exchange.channel import Channel, Metered
+from ..exchange.channel import Channel
+from ..exchange.channels import AnyChannel
 from ..exchange.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -74,14 +75,24 @@ def _counted(count: int, noun: str) -> str:
 
 
 def stats_of_step(
-    exchange: Exchange, tensors: Mapping[str, Tensor], reset: bool = False
+    exchange: Exchange,
+    tensors: Mapping[str, Tensor],
+    reset: bool = False,
+    window: Optional[statistics.Window] = None,
+    steps: int = 0,
 ) -> Dict[str, Any]:
-    """The average stats of a step, for each tensor and in total; waits for exchanges."""
+    """The average stats of a step, for each tensor and in total; waits for exchanges.
+
+    The steps are those since the last `reset` or, with a `window`, since the last call with it.
+    `steps`: their number; 0: only the steps count in which a tensor was exchanged.
+    """
     names = {tensor.name for tensor in tensors.values()}
-    measured = statistics.by_tensor(_messages(exchange, names))
-    exposed = _exposed_seconds(exchange.channels.of(names))
+    channels = exchange.channels.of(names)
+    done = {c: c.done() if window is None else window.of(c) for c in channels}
+    measured = statistics.by_tensor(_messages(exchange, done, steps))
+    exposed, exchanging = _seconds(done, steps)
     if reset:
-        for channel in exchange.channels.of(names):
+        for channel in channels:
             channel.count_again()
     return statistics.report(
         {
@@ -90,27 +101,34 @@ def stats_of_step(
         },
         {called: measured[tensor.name] for called, tensor in tensors.items()},
         exposed_seconds=exposed,
+        exchange_seconds=exchanging,
     )
 
 
 def _messages(
-    exchange: Exchange, names: Collection[str]
+    exchange: Exchange, done: Mapping[AnyChannel, Mapping[str, float]], steps: int
 ) -> Iterator[Tuple[Dict[str, float], Iterable[Tuple[str, float]]]]:
-    """The measurements of each channel of these tensors, and its tensors' shares of them."""
-    for channel in exchange.channels.of(names):
-        done = channel.done()
-        steps = done["calls"]
-        pushed, pulled = exchange.message_bytes(channel, done)
-        seconds = {field: done[field] / steps if steps else 0.0 for field in _SECONDS}
-        yield {"pushed_bytes": pushed, "pulled_bytes": pulled, **seconds}, channel.shares()
+    """The measurements of each channel, and its tensors' shares of them."""
+    for channel, fields in done.items():
+        calls = fields["calls"]
+        pushed, pulled = exchange.message_bytes(channel, fields)
+        each = {field: fields[field] / calls if calls else 0.0 for field in _SECONDS}
+        each.update(pushed_bytes=pushed, pulled_bytes=pulled)
+        share = calls / steps if steps else 1.0
+        yield {field: share * value for field, value in each.items()}, channel.shares()
 
 
-def _exposed_seconds(channels: Iterable[Metered]) -> float:
-    """The average seconds of a step from the last gradient's start to the last average."""
-    spans = [channel.spans() for channel in channels]
+def _seconds(done: Mapping[AnyChannel, Mapping[str, float]], steps: int) -> Tuple[float, float]:
+    """The average seconds of a step from its last and its first gradient to its last average."""
+    spans = [channel.spans(fields["calls"]) for channel, fields in done.items()]
     kept_from = max((min(steps) for steps in spans if len(steps) == KEPT_SPANS), default=0)
-    exposed = []
+    exposed, exchanging = [], []
     for step in {step for steps in spans for step in steps if step >= kept_from}:
         begins, ends = zip(*(steps[step] for steps in spans if step in steps))
         exposed.append(max(ends) - max(begins))
-    return sum(exposed) / len(exposed) if exposed else 0.0
+        exchanging.append(max(ends) - min(begins))
+    if not exposed:
+        return 0.0, 0.0
+    calls = max(fields["calls"] for fields in done.values())
+    share = calls / steps if steps else 1.0
+    return share * sum(exposed) / len(exposed), share * sum(exchanging) / len(exchanging)

@@ -6,6 +6,7 @@ import itertools
 import numbers
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
@@ -18,6 +19,7 @@ from ...compression import parse, warn_of_ignored, warn_of_plain_adam
 from ...exchange.plan import require_on_nonfinite
 from ...log import logger
 from ...options import checked_epoch
+from ...reporting import Reporter, Settings
 from ..algorithms.adam import require_adam
 from ..algorithms.algorithm import AlgorithmAveraging, checked
 from ..byteps import runtime
@@ -33,6 +35,7 @@ from .equal_weights import broadcast_changed, broadcast_initial
 from .gradient_averaging import GradientAveraging
 from .momentum import momentum_of, switched_off
 from .parameters import Compressions, Parameters, in_order_of_backward
+from .reporter import TrainerReporter
 
 OptimizerParams = Optional[Mapping[str, Any]]
 _trainer_numbers = itertools.count()  # equal on all workers: they create trainers in one order
@@ -252,6 +255,7 @@ class DistributedTrainer(Trainer):
             freshness.require_fresh(self._params)
         self._follow_cluster()
         self._start_equal()
+        self._begin_report()
         arguments = self._step_arguments(batch_size, ignore_stale_grad)
         self._averaging.step(arguments, self._apply)
         self._divided_by_loss_scale(arguments.scaler)
@@ -295,6 +299,7 @@ class DistributedTrainer(Trainer):
             _require_positive("batch_size", batch_size)
         self._follow_cluster()
         self._start_equal()
+        self._begin_report()
         arguments = self._step_arguments(batch_size, ignore_stale_grad)
         self._averaging.average(arguments)
         self._divided_by_loss_scale(arguments.scaler)
@@ -379,9 +384,15 @@ class DistributedTrainer(Trainer):
         """
         self._averaging.set_epoch(checked_epoch(epoch))
 
+    def _begin_report(self) -> None:
+        if self._averaging.reporter is not None:
+            self._averaging.reporter.begin()
+
     def _end_step(self) -> None:
         if self._trace is not None:
             self._trace.next_step()
+        if self._averaging.reporter is not None:
+            self._averaging.reporter.end()
 
     # Checkpoints
 
@@ -474,10 +485,10 @@ class DistributedTrainer(Trainer):
           so these sums may exceed the duration of the step. Copying an uncompressed gradient counts
           as compressing.
 
-        "total" also has exposed_seconds, the mean over the last 64 steps or fewer. It estimates how
-        long training waits in a step, by the time from the start of the last gradient's compression
-        to the last result. Time for clipping, or for a sum over the workers of one machine, is not
-        included.
+        "total" also has exchange_seconds and exposed_seconds, means over the last 64 steps or
+        fewer: the time from the start of the first or the last gradient's compression to the last
+        result. exposed_seconds estimates how long training waits in a step. Time for clipping, or
+        for a sum over the workers of one machine, is not included.
 
         Parameters
         ----------
@@ -485,6 +496,13 @@ class DistributedTrainer(Trainer):
             Whether the next call averages over later steps only.
         """
         return self._averaging.stats_of_step(reset)
+
+    def start_report(self, make_settings: Callable[[], Settings]) -> Reporter:
+        """See `report`."""
+        if self._averaging.reporter is not None:
+            self._averaging.reporter.close()  # it may hold the port of the new one
+        self._averaging.reporter = TrainerReporter(self._averaging, make_settings)
+        return self._averaging.reporter
 
     # gluon.Trainer calls these
 
@@ -553,6 +571,47 @@ class DistributedTrainer(Trainer):
         """Reset the scale to 1, because the averages are already divided by the loss scale."""
         if scaler is not None and not scaler.has_overflow(self._params):
             self._scale = 1.0
+
+
+def report(
+    trainer: DistributedTrainer,
+    every: int = 100,
+    tensorboard: Optional[str] = None,
+    wandb: bool = False,
+    prometheus: Optional[int] = None,
+    measure_error: Optional[int] = None,
+) -> Reporter:
+    """Report bytes, seconds and residuals every few steps. All workers call this.
+
+    Each worker writes a line to the logger gluon_gc.report. `gluon_gc.reporting.Report` explains
+    the numbers. Results of training do not change. The report ends with `bps.shutdown`, and a
+    second call for the same trainer replaces it. A report waits for all exchanges of its step.
+
+    Parameters
+    ----------
+    trainer : DistributedTrainer
+    every, tensorboard, wandb, prometheus, measure_error
+        See `gluon_gc.reporting.Settings`.
+
+    Returns
+    -------
+    Reporter
+        Its attribute `last` is the last `Report`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong.
+    ImportError
+        The package for tensorboard, wandb or prometheus is not installed.
+    RuntimeError
+        Another worker has raised an error, or has other arguments.
+    """
+    if not isinstance(trainer, DistributedTrainer):
+        raise TypeError(f"report needs a DistributedTrainer, got {type(trainer).__name__}")
+    return trainer.start_report(
+        partial(Settings, every, tensorboard, wandb, prometheus, measure_error)
+    )
 
 
 def _require_positive(name: str, value: Any) -> None:

@@ -69,8 +69,9 @@ class Rounds:
         params: Mapping[str, CompressionParams],
         groups: Groups,
         step: Callable[[], int],  # returns the number of the current step
+        measure: Callable[[Lane, Tensors, Optional[Announced]], Optional[Callable[[], None]]],
     ) -> None:
-        self._about, self._step = about, step
+        self._about, self._step, self._measure = about, step, measure
         self.framework = PyTorch()
         self._parameters, self._params = parameters, params
         self._shapes: Dict[str, Shapes] = {}  # by the kind of round
@@ -149,15 +150,15 @@ class Rounds:
         step, by_device = self._step(), defaultdict(dict)
         for name, vector in vectors.items():
             by_device[vector.device][name] = vector
-        staged = [staging.Staged(on_device) for on_device in by_device.values()]
         was_declared, announced = self._announced(request, step)
         if not was_declared:
             self._start(staging.Staged({}), announced, None).wait()  # the error that all raise
             raise undeclared(request, step)
         self.counts[request.kind] += 1
-        averages = []
-        for values in staged or [staging.Staged({})]:
-            averages.append(self._start(values, announced, self.lanes[request.kind]))
+        averages, measured, lane = [], [], self.lanes[request.kind]
+        for on_device in by_device.values() or [{}]:
+            measured.append(self._measure(lane, on_device, announced))
+            averages.append(self._start(staging.Staged(on_device), announced, lane))
             announced = None
 
         def wait() -> Arrays:
@@ -167,6 +168,8 @@ class Rounds:
                     f"the {request.kind} of parameter {nonfinite[0]} has a NaN or an infinity in "
                     f"step {step}"
                 )
+            for finish_report in filter(None, measured):
+                finish_report()
             return vectors
 
         return wait

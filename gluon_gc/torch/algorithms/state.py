@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,8 @@ from ...auto.algorithms import automatic as automatic_of
 from ...compression import CompressionParams
 from ...exchange import statistics
 from ...exchange.agreement import Facts
+from ...exchange.exchange import Lane
+from ...exchange.job import Announced
 from ...log import logger
 from ...mailbox.driver import MailboxDriver
 from ...options import checked_epoch
@@ -28,6 +30,9 @@ from ..transport import gpu
 from ..transport.staging import is_sharded, sizes_of
 from .adam import WrappedAdam, require_adam, require_settings
 from .rounds import Rounds, is_frozen
+
+if TYPE_CHECKING:
+    from ..reports import AlgorithmReporter
 
 Overrides = Mapping[str, Optional[Mapping[str, Any]]]
 
@@ -68,12 +73,18 @@ class AlgorithmState:
         self.optimizer, self._groups = optimizer, (process_group, inner_group)
         self._on_nonfinite = on_nonfinite
         self.rounds = Rounds(
-            self._about(), self.parameters, self.params, self._groups, lambda: self.driver.steps
+            self._about(),
+            self.parameters,
+            self.params,
+            self._groups,
+            lambda: self.driver.steps,
+            self._measure,
         )
         self.driver = self._new_driver()
         self.driver.declare()
         self._agreed, self._stats_from, self.is_closed = False, 0, False
         self._known = set(self.parameters.values())
+        self.reporter: Optional[AlgorithmReporter] = None  # of `bps.report`
         closing.opened(self)
 
     def _new_driver(self) -> Driver:
@@ -93,8 +104,8 @@ class AlgorithmState:
         return any(is_sharded(parameter) for parameter in self.parameters.values())
 
     @property
-    def _of_rounds(self) -> Union[Rounds, MailboxDriver]:
-        """What makes the rounds."""
+    def of_rounds(self) -> Union[Rounds, MailboxDriver]:
+        """The rounds, of the workers or of the mailbox."""
         return self.driver if isinstance(self.driver, MailboxDriver) else self.rounds
 
     @property
@@ -117,6 +128,10 @@ class AlgorithmState:
     def steps(self) -> int:
         return self.driver.steps
 
+    def require_usable(self) -> None:
+        """Raise a RuntimeError if this is closed."""
+        self.rounds.require_open()
+
     def step(self, update: Callable[[], None], overflows: Optional[bool] = None) -> bool:
         """Make a step, in which the algorithm may call `update`. All workers call this.
 
@@ -124,7 +139,7 @@ class AlgorithmState:
         an infinity; None without a scaler. If one has, all workers leave the step out, and the
         result is False.
         """
-        self.rounds.require_open()
+        self.require_usable()
         require_averaged(self.optimizer, self._known)
         _require_unfrozen(self.algorithm, self.parameters)
         if self.algorithm.needs_adam:
@@ -137,10 +152,16 @@ class AlgorithmState:
             tensors = self.rounds.tensors()
             shapes = [tuple(self.parameters[tensor.name].shape) for tensor in tensors]
             self.take(automatic.decided(self.automatic, tensors, shapes, self._groups))
+        if self.reporter is not None:
+            self.reporter.begin()
+        made = True
         if averages:
-            return self._step_of_all(update, overflows)
-        self.driver.step(update)
-        return True
+            made = self._step_of_all(update, overflows)
+        else:
+            self.driver.step(update)
+        if self.reporter is not None:
+            self.reporter.end()
+        return made
 
     def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
         """Make a step of an algorithm that averages gradients; see `step`."""
@@ -183,6 +204,14 @@ class AlgorithmState:
         self.driver.use(self.algorithm)
         self.driver.declare()
 
+    def _measure(
+        self, lane: Lane, vectors: Mapping[str, torch.Tensor], announced: Optional[Announced]
+    ) -> Optional[Callable[[], None]]:
+        """See `ExchangeReporter.measure`."""
+        if self.reporter is None:
+            return None
+        return self.reporter.measure(lane, vectors, 1.0, announced)
+
     def _about(self) -> Facts:
         """Facts that must be the same on all workers."""
         options = self.options
@@ -212,7 +241,7 @@ class AlgorithmState:
         `compression_stats` then averages over later steps only.
         """
         self.driver.finish()
-        self._of_rounds.set_epoch(checked_epoch(epoch))
+        self.of_rounds.set_epoch(checked_epoch(epoch))
         self._begin_stats()
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
@@ -222,7 +251,7 @@ class AlgorithmState:
         rounds of each kind. With `reset`, the next call only averages over later steps.
         """
         steps = self.steps - self._stats_from
-        of_rounds, sizes = self._of_rounds, sizes_of(self.parameters)
+        of_rounds, sizes = self.of_rounds, sizes_of(self.parameters)
         found = statistics.of_step(of_rounds.transfers, sizes, reset, max(1, steps))
         found["rounds"] = {kind: of_rounds.counts[kind] for kind in of_rounds.kinds}
         if reset:
@@ -231,7 +260,7 @@ class AlgorithmState:
 
     def _begin_stats(self) -> None:
         self._stats_from = self.steps
-        self._of_rounds.counts.clear()
+        self.of_rounds.counts.clear()
 
     def state_dict(self) -> Dict[str, Any]:
         """Return this worker's checkpoint. Each worker saves its own.
@@ -263,6 +292,8 @@ class AlgorithmState:
     def close(self) -> None:
         """Stop the threads. No step can be made afterwards."""
         self.is_closed = True
+        if self.reporter is not None:
+            self.reporter.close()
         self.rounds.close()
 
 

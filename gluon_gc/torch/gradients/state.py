@@ -265,11 +265,12 @@ class CompressionState:
         return self.gradients.average_sparse(name, gradient)
 
     def _begin(self) -> None:
-        self._require_usable()
+        self.require_usable()
         self.needs_no_hook()
         self.gradients.begin()
 
-    def _require_usable(self) -> None:
+    def require_usable(self) -> None:
+        """Raise a RuntimeError if this is closed or a copy, or if a parameter was unfrozen."""
         error = self.gradients.closed if self._copied is None else _A_COPY
         if error:
             raise RuntimeError(error)
@@ -331,7 +332,7 @@ class CompressionState:
         RuntimeError
             Another worker's state_dict does not fit, or is of another step. Nothing was changed.
         """
-        self._require_usable()
+        self.require_usable()
         saving.load(self, state_dict, strict)
         self.params = self.gradients.compression.params
 

@@ -40,6 +40,7 @@ from .undo import Undo
 
 if TYPE_CHECKING:
     from ..optimizer.distributed import Averager
+    from ..reports import GradientReporter
 
 
 def _same() -> header.Stamp:
@@ -167,6 +168,7 @@ class GradientSteps:
         self.weight_check = WeightCheck(parameters)
         self._at_close.callback(self.weight_check.leave)
         self._averager: Optional[Averager] = None
+        self.reporter: Optional[GradientReporter] = None  # of `bps.report`
         if optimizer is not None:
             leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
             self._at_close.callback(leave_optimizer)
@@ -182,6 +184,11 @@ class GradientSteps:
         for parameter in self._names:
             handle = parameter.register_post_accumulate_grad_hook(ready)
             self._at_close.callback(handle.remove)
+
+    @property
+    def updates_late(self) -> bool:
+        """Whether updates are made after the optimizer's step."""
+        return self._averager is not None and self._averager.updates_late
 
     def finish(self) -> None:
         if self._averager is not None:
@@ -221,6 +228,8 @@ class GradientSteps:
         if self._optimizer_check is not None:
             self._optimizer_check.begin()
         self._nonfinite = []
+        if self.reporter is not None and not self._continued:
+            self.reporter.begin()
         if not self._continued:
             self.count += 1
         self._ratios = self.rates.advance(self._current_rates())
@@ -273,9 +282,12 @@ class GradientSteps:
     ) -> Future[Collection[str]]:
         """See `CompressionState.average`. A step has begun."""
         present = [name for name in gradients if name not in absent]
-        staged = staging.Staged(gradients)
         loss_scale, step = self._loss_scale, self.count
         compression, continued = self.compression, self._continued
+        lane, finish_report = compression.lane, None
+        if self.reporter is not None:
+            finish_report = self.reporter.measure(lane, gradients, loss_scale)
+        staged = staging.Staged(gradients)
 
         def result(found: Result) -> Collection[str]:
             if found.unused:
@@ -287,6 +299,8 @@ class GradientSteps:
             drawn = {n: g for n, g in gradients.items() if n in compression.drawn}
             with staged.queue():
                 self.undo.note_zeros(drawn)
+                if finish_report is not None:
+                    finish_report()
             return Names(found.unused, staged)
 
         future: Future[Collection[str]] = future_on(staged.device)
@@ -299,7 +313,7 @@ class GradientSteps:
             stamp=stamp,
             continues=continued,
         )
-        compression.lane.start(request, resolving(future, result, staged))
+        lane.start(request, resolving(future, result, staged))
         return future
 
     def average_sparse(
@@ -385,4 +399,6 @@ class GradientSteps:
         if not self.closed:
             self.closed = "this CompressionState is closed"
             self._at_close.close()
+            if self.reporter is not None:
+                self.reporter.close()
             self.compression.exchange.close()

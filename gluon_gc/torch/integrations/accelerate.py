@@ -17,6 +17,7 @@ def compress(
     optimizer: Optimizer,
     compression_params: Optional[Mapping[str, Any]] = None,
     algorithm: Union[None, str, Mapping[str, Any]] = None,
+    report: Optional[Mapping[str, Any]] = None,
     **options: Any,
 ) -> AttachedCompression:
     """Compress the gradients of a prepared model, or step its optimizer by an algorithm.
@@ -33,6 +34,9 @@ def compress(
         See `CompressionState`.
     algorithm : str or dict, optional
         See `DistributedOptimizer`.
+    report : dict, optional
+        The arguments of `bps.report`, such as ``{"every": 100, "tensorboard": "runs"}``. None: no
+        report.
     **options
         overrides and on_nonfinite; see `CompressionState`.
 
@@ -59,6 +63,7 @@ def compress(
         algorithm,
         grad_scaler=accelerator.scaler,
         gathers_everywhere=accelerator.project_configuration.save_on_each_node,
+        report=report,
         **options,
     )
     accelerator.register_for_checkpointing(attached)

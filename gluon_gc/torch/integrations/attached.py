@@ -10,6 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...exchange.exchange import Exchange
+from ...reporting import Reporter
+from .. import reports
 from ..algorithms.state import AlgorithmState
 from ..ddp import compression_hook, local_gradients_hook
 from ..gradients.optimizer_hooks import unwrapped
@@ -24,7 +26,8 @@ _SAVING = "save a checkpoint"
 class AttachedCompression:
     """The compression of a model and an optimizer that a training tool has prepared.
 
-    All workers create it together, and call its methods together.
+    All workers create it together, and call its methods together. `report` has the arguments of
+    `bps.report`, and the attribute `reporter` its result, if there is one.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class AttachedCompression:
         algorithm: Union[None, str, Mapping[str, Any]] = None,
         grad_scaler: Optional[torch.amp.GradScaler] = None,
         gathers_everywhere: bool = False,
+        report: Optional[Mapping[str, Any]] = None,
         **options: Any,
     ) -> None:
         self.model = _in_ddp(model)
@@ -59,6 +63,15 @@ class AttachedCompression:
             self._register(local_gradients_hook)
             if not self.model.static_graph:  # DDP cannot begin a static graph within no_sync
                 self._without_ddp.enter_context(self.model.no_sync())
+        self.reporter = None if report is None else self._reported(report)
+
+    def _reported(self, arguments: Mapping[str, Any]) -> Reporter:
+        """Return the result of `report`. If it raises, close the state."""
+        try:
+            return reports.report(self.state, **arguments)
+        except BaseException:
+            self.close()
+            raise
 
     def keep_gradients_local(self) -> None:
         """With an algorithm, set the flag of DDP's no_sync again if a tool has set it back.

@@ -21,6 +21,9 @@ class CompressionCallback(Callback):
         See `CompressionState`.
     algorithm : str or dict, optional
         See `DistributedOptimizer`.
+    report : dict, optional
+        The arguments of `bps.report`, such as ``{"every": 100, "tensorboard": "runs"}``. None: no
+        report.
     **options
         overrides and on_nonfinite; see `CompressionState`.
 
@@ -39,9 +42,11 @@ class CompressionCallback(Callback):
         self,
         compression_params: Optional[Mapping[str, Any]] = None,
         algorithm: Union[None, str, Mapping[str, Any]] = None,
+        report: Optional[Mapping[str, Any]] = None,
         **options: Any,
     ) -> None:
-        self._arguments, self._options = (compression_params, algorithm), options
+        self._arguments = (compression_params, algorithm)
+        self._options = {"report": report, **options}
         self.compression: Optional[AttachedCompression] = None
         self._loaded: Optional[Dict[str, Any]] = None
 

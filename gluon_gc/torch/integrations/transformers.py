@@ -32,6 +32,9 @@ class CompressionCallback(TrainerCallback):
         See `CompressionState`.
     algorithm : str or dict, optional
         See `DistributedOptimizer`.
+    report : dict, optional
+        The arguments of `bps.report`, such as ``{"every": 100, "tensorboard": "runs"}``. None: no
+        report.
     **options
         overrides and on_nonfinite; see `CompressionState`.
 
@@ -50,9 +53,10 @@ class CompressionCallback(TrainerCallback):
         trainer: Trainer,
         compression_params: Optional[Mapping[str, Any]] = None,
         algorithm: Union[None, str, Mapping[str, Any]] = None,
+        report: Optional[Mapping[str, Any]] = None,
         **options: Any,
     ) -> None:
-        self._trainer, self._options = trainer, options
+        self._trainer, self._options = trainer, {"report": report, **options}
         self._arguments = (compression_params, algorithm)
         self.compression: Optional[AttachedCompression] = None
         self._epoch, self._run = 0, ""

@@ -64,6 +64,8 @@ class Averager:
     step.
     """
 
+    updates_late = False  # whether parameters are updated after the optimizer's step
+
     def __init__(self, optimizer: Optimizer, passes: int, state: CompressionState) -> None:
         self.set_passes(passes)
         self.state, self._optimizer = state, optimizer

@@ -131,6 +131,15 @@ def test_what_a_mailbox_cannot_do_is_refused(url, tmp_path):
         train(*make(), [4])
 
 
+def test_a_report_has_the_bytes_of_a_mailbox(url):
+    lives(url)
+    net, trainer = make()
+    reporter = bps.report(trainer, every=10, measure_error=10)
+    train(net, trainer, [8] * 20)
+    assert reporter.last.step == 20 and reporter.last.pushed_bytes > 0
+    assert reporter.last.residual_ratio is reporter.last.error is reporter.last.waited_for is None
+
+
 def test_a_worker_that_does_not_fit_its_run_is_told_why(url):
     lives(url)
     train(*make(), [4] * 5)

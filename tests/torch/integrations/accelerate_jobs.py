@@ -26,11 +26,11 @@ from tests.torch.integrations import by_hand
 class Loop:
     """A training loop of Accelerate."""
 
-    def __init__(self, params, algorithm=None, **more):
+    def __init__(self, params, algorithm=None, report=None, **more):
         self.accelerator = Accelerator(cpu=True, **more)
         self.net = Net()
         self.model, self.optimizer = self.accelerator.prepare(self.net, sgd(self.net))
-        arguments = (self.accelerator, self.model, self.optimizer, params, algorithm)
+        arguments = (self.accelerator, self.model, self.optimizer, params, algorithm, report)
         self.compression = compress(*arguments)
 
     def train(self, batches, epoch=0):
@@ -175,3 +175,23 @@ def mistakes_are_refused(folder):
 
 def one_worker_is_refused(folder):
     raised(ValueError, "has made a Net: start two or more workers", lambda: Loop({}))
+
+
+def reports_follow_the_steps(folder):
+    for params, algorithm in by_hand.CASES:
+        loop = Loop(
+            params, algorithm, {"every": 2, "measure_error": 2}, gradient_accumulation_steps=2
+        )
+        loop.train(range(8))
+        assert loop.compression.reporter.last.step == 4
+        loop.compression.close()
+    raised(ValueError, "every must be > 0, got 0", lambda: Loop(ONEBIT, report={"every": 0}))
+    assert torch.equal(trained_alone(), trained_alone())
+
+
+def trained_alone():
+    """Train without a report, after one that was refused."""
+    loop = Loop(ONEBIT)
+    weights = loop.train(range(2))
+    loop.compression.close()
+    return weights

@@ -116,3 +116,12 @@ def several_optimizers_share_the_compression(folder):
 def one_worker_is_refused(folder):
     fitting = functools.partial(fit, CompressionCallback(), devices=1, strategy="auto")
     raised(ValueError, "the tool has made a Module: start two or more workers", fitting)
+
+
+def reports_follow_the_steps(folder):
+    for params, algorithm in by_hand.CASES:
+        callback = CompressionCallback(params, algorithm, report={"every": 2, "measure_error": 2})
+        module, _ = fit(callback)
+        assert torch.equal(flat(module.net), by_hand.trained(params, algorithm)), params
+        steps = 2 * by_hand.BATCHES
+        assert callback.compression.reporter.last.step == steps - steps % 2

@@ -23,6 +23,7 @@ JOBS = {
         "prepared_optimizers_are_taken_where_an_optimizer_is",
         "mistakes_are_refused",
         "a_smaller_batch_is_tried",
+        "reports_follow_the_steps",
     ),
     "lightning": (
         "trained_as_by_hand",
@@ -30,6 +31,7 @@ JOBS = {
         "resumed_bit_for_bit",
         "accumulated_gradients_are_one_step",
         "several_optimizers_share_the_compression",
+        "reports_follow_the_steps",
     ),
     "transformers": (
         "trained_as_by_hand",
@@ -41,6 +43,7 @@ JOBS = {
         "the_epoch_is_right_if_the_length_of_the_data_is_unknown",
         "checkpoints_of_the_model_alone_resume",
         "checkpoints_that_do_not_fit_are_refused",
+        "reports_follow_the_steps",
     ),
 }
 

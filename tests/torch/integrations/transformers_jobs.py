@@ -62,7 +62,7 @@ def sgd(net):
     return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
 
 
-def trainer(folder, params, algorithm=None, **more):
+def trainer(folder, params, algorithm=None, report=None, **more):
     options = dict(
         num_train_epochs=EPOCHS,
         per_device_train_batch_size=BATCH,
@@ -78,7 +78,7 @@ def trainer(folder, params, algorithm=None, **more):
     arguments = TrainingArguments(str(folder), **{**options, **more})
     net = model()
     made = Trainer(net, arguments, train_dataset=rows(), optimizers=(sgd(net), None))
-    made.add_callback(CompressionCallback(made, params, algorithm))
+    made.add_callback(CompressionCallback(made, params, algorithm, report))
     return made
 
 
@@ -248,3 +248,13 @@ def one_worker_is_refused(folder):
         "the tool has made a BertForSequenceClassification: start two or more workers",
         trainer(folder, {}).train,
     )
+
+
+def reports_follow_the_steps(folder):
+    for params, algorithm in by_hand.CASES:
+        made = trainer(folder, params, algorithm, {"every": 2, "measure_error": 2})
+        made.train()
+        assert torch.equal(flat(made.model), by_hand_(params, algorithm)), params
+        (callback,) = [c for c in made.callback_handler.callbacks if type(c) is CompressionCallback]
+        steps = EPOCHS * by_hand.BATCHES
+        assert callback.compression.reporter.last.step == steps - steps % 2

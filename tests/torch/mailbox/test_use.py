@@ -92,6 +92,19 @@ def test_what_a_mailbox_cannot_do_is_refused(tmp_path):
 
 
 @on_workers(1, BYTEPS_MIN_COMPRESS_BYTES=0)
+def test_a_report_has_the_bytes_of_a_mailbox(tmp_path):
+    lives(str(tmp_path / "run"))
+    optimizer, batches = optimizer_of(net := Net(), CONFIG), Batches(0)
+    reporter = bps.report(optimizer, every=10, measure_error=10)
+    for _ in range(20):
+        optimizer.zero_grad()
+        batches.loss(net).backward()
+        optimizer.step()
+    assert reporter.last.step == 20 and reporter.last.pushed_bytes > 0
+    assert reporter.last.residual_ratio is reporter.last.error is reporter.last.waited_for is None
+
+
+@on_workers(1, BYTEPS_MIN_COMPRESS_BYTES=0)
 def test_a_worker_that_does_not_fit_its_run_is_told_why(tmp_path):
     url = str(tmp_path / "run")
     lives(url)

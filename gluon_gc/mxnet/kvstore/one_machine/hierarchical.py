@@ -99,6 +99,7 @@ class HierarchicalExchange(Exchange):
         return self._machine if summed and self._shares_machine() else super().sender(chunk)
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
-        if channel in self._shared and not self._shared[channel].owned:
-            return 0, 0
-        return super().message_bytes(channel, done)
+        return super().message_bytes(channel, done) if self.compresses(channel) else (0, 0)
+
+    def compresses(self, channel: Channel) -> bool:
+        return channel not in self._shared or self._shared[channel].owned
