@@ -131,7 +131,7 @@ EVENTS = {
     "of values": (gpu.Order, "queue_beside", lambda order: order._queued(())),
     "of buffers": (gpu_calls.gpu, "Order", _Unordered),
     "of NCCL": (nccl.GpuMessages, "wait", lambda messages: None),
-    "of futures": (staging.Names, "__new__", lambda kind, names, _: tuple.__new__(kind, names)),
+    "of futures": (staging.Names, "__new__", lambda kind, names, _: frozenset.__new__(kind, names)),
     "of the host": (streams.Event, "synchronize", lambda event: None),
 }
 

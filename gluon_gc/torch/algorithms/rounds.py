@@ -162,7 +162,7 @@ class Rounds:
             announced = None
 
         def wait() -> Arrays:
-            nonfinite = [name for average in averages for name in average.wait()]
+            nonfinite = [name for average in averages for name in sorted(average.wait())]
             if nonfinite:
                 raise RuntimeError(
                     f"the {request.kind} of parameter {nonfinite[0]} has a NaN or an infinity in "

@@ -209,7 +209,7 @@ class _Gather:
 
     def wait(self) -> None:
         nonfinite = self.future.wait()
-        nonfinite = [*nonfinite, *self._finish(self._received, self._flagged)]
+        nonfinite = [*sorted(nonfinite), *self._finish(self._received, self._flagged)]
         if nonfinite:
             name = parameter_of(nonfinite[0])
             raise RuntimeError(f"parameter {name} has a NaN or an infinity")

@@ -197,7 +197,7 @@ def sizes_of(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Size]:
     return {n: Size(t.numel() * t.itemsize, t.numel()) for n, t in tensors.items()}
 
 
-class Names(tuple):
+class Names(frozenset):
     """Names as the value of a future of work on tensors.
 
     PyTorch looks for tensors in a future's value. It records events on their GPUs when the value is
