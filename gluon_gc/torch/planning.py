@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..auto import speed
+from ..auto import probe, speed
 from ..auto.choice import Measured, Topology
-from ..auto.probe import Effort
 from ..compression import CompressionParams
 from .automatic import ExchangingWorkers
 from .byteps.runtime import init, shutdown
@@ -24,7 +23,9 @@ from .transport import new_exchange
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")  # differs between machines, not containers
 _TENSORS, _ELEMENTS = 32, 2**18  # of a model that is larger than caches
 _STEPS, _WARM_UP = 7, 2
-_EFFORT = Effort(longest=1.0, rounds=3, statistic=median)  # slow links need time to fill queues
+_EFFORT = probe.Effort(
+    longest=1.0, rounds=3, statistic=median
+)  # slow links need time to fill queues
 
 
 class Found(NamedTuple):
@@ -51,7 +52,8 @@ def measure(
                 return None
             machines = exchange.gather_objects(_MACHINE.read_text())
             workers = ExchangingWorkers(exchange)
-            measured = workers.measured(compressors, _EFFORT)
+            link = probe.link(workers, workers.topology, _EFFORT)
+            measured = Measured(link, probe.speeds(workers, compressors))
             workers.join("speed of powersgd")
             products = workers.slowest([speed.of_low_rank(rank) for rank in ranks])
             workers.join("sharing of the processors")
