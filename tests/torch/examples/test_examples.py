@@ -124,7 +124,7 @@ def test_the_language_model_learns_and_goes_on_as_if_it_had_never_stopped(tmp_pa
     for way in ("pushed_bytes", "pulled_bytes"):
         assert 6 * payload < log[1][way] < 1.5 * 6 * payload + 100
     assert f"validation loss {last:.4f} nats per byte" in said and "\ndef " in said
-    assert re.search(r"24.0/24.0 \[.*loss=.*bytes per step=", said)
+    assert re.search(r"24.0/24.0 \[.*loss=.*ratio=.*sent=.*wait=", said)
     resume = ["--resume", tmp_path / "saved" / "step-10", "--sample", 0]
     resumed, said, both = trained("language_model.py", [*arguments, *resume], tmp_path)
     assert resumed == whole and "\ndef " not in said
