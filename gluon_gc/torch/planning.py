@@ -23,9 +23,7 @@ from .transport import new_exchange
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")  # differs between machines, not containers
 _TENSORS, _ELEMENTS = 32, 2**18  # of a model that is larger than caches
 _STEPS, _WARM_UP = 7, 2
-_EFFORT = probe.Effort(
-    longest=1.0, rounds=3, statistic=median
-)  # slow links need time to fill queues
+_EFFORT = probe.Effort(longest=1.0, rounds=3, statistic=median)  # queues of slow links fill up
 
 
 class Found(NamedTuple):

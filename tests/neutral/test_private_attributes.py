@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "gluon_gc"
 
-OF_NAMEDTUPLES = {"_fields", "_replace"}  # public despite the underscore
+OF_NAMEDTUPLES = {"_asdict", "_fields", "_replace"}  # public despite the underscore
 OF_OTHERS = {
     "launch/cli/supervisor.py": {"_exit"},
     "mxnet/algorithms/adam.py": {

@@ -67,7 +67,8 @@ def test_workers_of_torchrun_measure_their_link_for_a_state_dict(tmp_path):
     assert found["workers"] == found["machines"] == found["sharing"] == 2
     assert not found["rate_given"] and found["rate"] > 1e6
     assert found["parameters"] == 30 * 900 + 900 + 900 * 5 + 5 and found["tensors"] == 4
-    assert all(row["step"] >= 0.01 for row in found["predictions"])
+    hooks = [row for row in found["predictions"] if row["algorithm"] is None]
+    assert hooks and all(row["step"] >= 0.01 for row in hooks)
 
 
 def test_a_state_dict_without_buffers_and_with_tied_weights_once(tmp_path):
