@@ -34,7 +34,7 @@ class Effort(NamedTuple):
     statistic: Callable[[Sequence[float]], float] = min  # of the seconds of the rounds
 
 
-_USUAL = Effort()
+USUAL = Effort()
 
 
 class Workers:
@@ -59,9 +59,11 @@ class Workers:
         """Return a function that sums these tensors over the workers and waits for the sums."""
         raise NotImplementedError
 
-    def measured(self, compressors: Mapping[str, CompressionParams]) -> Measured:
+    def measured(
+        self, compressors: Mapping[str, CompressionParams], effort: Effort = USUAL
+    ) -> Measured:
         """Measure the network and the speed of these compressors, for some seconds."""
-        return Measured(link(self, self.topology), speeds(self, compressors))
+        return Measured(link(self, self.topology, effort), speeds(self, compressors))
 
 
 class _Sent(NamedTuple):
@@ -85,7 +87,7 @@ def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Di
     return {name: Speed(*map(float, row)) for name, row in zip(compressors, slowest)}
 
 
-def link(workers: Workers, topology: Topology, effort: Effort = _USUAL) -> Link:
+def link(workers: Workers, topology: Topology, effort: Effort = USUAL) -> Link:
     """The cost of messages, measured with growing sizes until a size would take too long."""
     partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
     sent: List[List[_Sent]] = []

@@ -50,8 +50,7 @@ def measure(
                 return None
             machines = exchange.gather_objects(_MACHINE.read_text())
             workers = ExchangingWorkers(exchange)
-            link = probe.link(workers, workers.topology, _EFFORT)
-            measured = Measured(link, probe.speeds(workers, compressors))
+            measured = workers.measured(compressors, _EFFORT)
             workers.join("speed of powersgd")
             products = workers.slowest([speed.of_low_rank(rank) for rank in ranks])
             workers.join("sharing of the processors")
