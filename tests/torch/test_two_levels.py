@@ -32,7 +32,7 @@ from tests.torch.common import (
 )
 from tests.torch.workers import on_workers
 
-PAIRS, CROSSED = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+PAIRS, CROSSED = [[0, 1], [2, 3]], [[0, 3], [1, 2]]  # workers 3 and 2 are peers, in this order
 INNER = {"compressor": "blockwise", "bits": 8, "stochastic": True}
 SEVERAL = (
     *SETTINGS,
@@ -201,7 +201,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_on_two_levels():
                 raised(ValueError, said, partial(state.load_state_dict, own))
             state.close()
     state = bps.CompressionState(Net().named_parameters(), SIGNS)
-    said = "the machines is [[0, 2], [1, 3]] there, but None here"
+    said = f"the machines is {CROSSED} there, but None here"
     raised(ValueError, said, lambda: state.load_state_dict(own))
     state.close()
 
@@ -237,7 +237,7 @@ def test_a_choice_of_the_inner_compressor_is_kept_in_checkpoints():
     def measured(workers, compressors):
         return Measured(link, dict.fromkeys([*compressors, "inner"], fast), link)
 
-    with mock.patch.object(automatic._Workers, "measured", measured):
+    with mock.patch.object(automatic.ExchangingWorkers, "measured", measured):
         net, optimizer, ddp, state = wrapped(params, inner_group=inner_group)
     inner = {own.inner for own in state.params.values() if own.compressor is not None}
     assert inner == {inner_params()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -15,17 +15,22 @@ from . import gathering, groups, nccl
 
 
 class GroupMembers:
-    """`Members` in two groups, one for each phase. All of these workers create it."""
+    """`Members` in two groups, one for each phase. All of these workers create it.
+
+    Their `ranks` may have any order, but a process group sorts them.
+    """
 
     def __init__(self, ranks: Sequence[int], everybody: bool = False) -> None:
         self.ranks, self._everybody = list(ranks), everybody
         self.rank = self.ranks.index(dist.get_rank())
-        self._groups = groups.take(self.ranks, everybody)
+        self._sorted = sorted(self.ranks)
+        self._in_group = [self._sorted.index(rank) for rank in self.ranks]
+        self._groups = groups.take(self._sorted, everybody)
         self._nccl_groups: Optional[groups.Pair] = None
-        self._tags = groups.Tags(self.ranks)
+        self._tags = groups.Tags(self._sorted)
 
     def messages(self, phase: int, tag: int, rooms: Mapping[int, np.ndarray]) -> Messages:
-        return groups.TRANSPORT.messages(self._groups[phase], tag, rooms)
+        return _Messages(self._groups[phase], tag, rooms, self._in_group)
 
     def new_tag(self, identity: int) -> int:
         return self._tags.take(identity)
@@ -35,20 +40,25 @@ class GroupMembers:
 
     def gather(self, mine: Any, doing: str) -> List[Any]:
         # The other group may sum tensors meanwhile, on another thread.
-        return gathering.gather(mine, doing, self._groups[1])
+        gathered = gathering.gather(mine, doing, self._groups[1])
+        return [gathered[rank] for rank in self._in_group]
 
     def gather_to_first(self, mine: Any, doing: str) -> Optional[List[Any]]:
-        """Like `gather`, but only the member with rank 0 gets a list. Others get None."""
+        """Like `gather`, but only the member with rank 0 gets a list. Others get None.
+
+        The ranks must be sorted.
+        """
         return gathering.gather_to_first(mine, doing, self._groups[1])
 
     def gather_numbers(self, mine: Sequence[int], doing: str) -> List[Tuple[int, ...]]:
         """Like `gather`, for integers. Each member passes equally many."""
-        return gathering.gather_numbers(mine, doing, self._groups[1])
+        gathered = gathering.gather_numbers(mine, doing, self._groups[1])
+        return [gathered[rank] for rank in self._in_group]
 
     def nccl_groups(self) -> groups.Pair:
         """Return two groups of NCCL. All of these workers call this together."""
         if self._nccl_groups is None:
-            self._nccl_groups = groups.take(self.ranks, self._everybody, nccl.new_group)
+            self._nccl_groups = groups.take(self._sorted, self._everybody, nccl.new_group)
         return self._nccl_groups
 
     def close(self, keep: Optional[Any] = None) -> None:
@@ -57,6 +67,27 @@ class GroupMembers:
         groups.give_back(self._groups)
         if self._nccl_groups is not None:
             groups.give_back(self._nccl_groups)
+
+
+class _Messages:
+    """`Messages` by members, whose ranks in the process group are `in_group`."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        tag: int,
+        rooms: Mapping[int, np.ndarray],
+        in_group: Sequence[int],
+    ) -> None:
+        self._in_group = in_group
+        messages = groups.TRANSPORT.messages(group, tag, self._by_rank(rooms))
+        self._send, self.wait, self.expect = messages.send, messages.wait, messages.expect
+
+    def _by_rank(self, arrays: Mapping[int, np.ndarray]) -> Dict[int, np.ndarray]:
+        return {self._in_group[member]: array for member, array in arrays.items()}
+
+    def send(self, data: Mapping[int, np.ndarray]) -> None:
+        self._send(self._by_rank(data))
 
 
 def find_machines(

@@ -51,15 +51,14 @@ class GpuMessages:
         self,
         group: dist.ProcessGroup,
         device: torch.device,
-        sent: Mapping[int, torch.Tensor],  # by the receiver's rank in the group
+        sent: Mapping[int, torch.Tensor],  # by the receiver's rank in the job
         received: Mapping[int, torch.Tensor],
     ) -> None:
-        ranks = dist.get_process_group_ranks(group)
         self._order = gpu.Order(device, [*sent.values(), *received.values()])
         self._operations = [
-            dist.P2POp(operation, memory, ranks[member], group)
+            dist.P2POp(operation, memory, other, group)
             for operation, messages in ((dist.irecv, received), (dist.isend, sent))
-            for member, memory in messages.items()
+            for other, memory in messages.items()
             if memory.numel()
         ]
         self._under_way: List[dist.Work] = []
@@ -101,7 +100,10 @@ class GpuToOwners(ToOwners):
         self.rows = [*self.rows, *_rooms(received, payloads[rank])]
         others = other_workers(rank, workers)
         self._payloads = GpuMessages(
-            group, device, {w: sent[w] for w in others}, {w: received[w] for w in others}
+            group,
+            device,
+            {members.ranks[w]: sent[w] for w in others},
+            {members.ranks[w]: received[w] for w in others},
         )
         self._payload_bytes = sum(map(sum, payloads))
         self._received_bytes = sum(payloads[rank]) * len(others)
@@ -139,8 +141,8 @@ class GpuToAll(ToAll):
         self._payloads = GpuMessages(
             group,
             device,
-            dict.fromkeys(others, memory[rank]),
-            {worker: memory[worker] for worker in others},
+            {members.ranks[w]: memory[rank] for w in others},
+            {members.ranks[w]: memory[w] for w in others},
         )
         self._payload_bytes = sum(map(sum, payloads))
 
