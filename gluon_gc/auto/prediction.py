@@ -168,7 +168,9 @@ def _predicted(method: Method, shapes: Shapes, job: Job) -> Prediction:
         buckets = _buckets(gradients)
         rounds, exposed = len(buckets), _exposed(buckets, start, job)
     exchange = sum(cost.seconds for cost in costs) + rounds * start + products
-    exposed = exchange if exposed is None else min(exposed, exchange)
+    if exposed is None or not job.step_seconds:
+        exposed = exchange
+    exposed = min(exposed, exchange)
     sent = job.topology.local_size * sum(cost.bytes for cost in costs)
     every = method.every
     return Prediction(

@@ -23,8 +23,9 @@ from weakref import WeakKeyDictionary
 from .chunk import ExchangedChunk
 
 FIELDS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "decompress_seconds")
-"""The measurements of a message: the bytes that this worker sends and receives in a step, and
-seconds, averaged over steps. Chunks overlap, so the seconds may exceed those of the step."""
+"""The measurements of a message, averaged over steps: the bytes of this worker's own payloads or
+values, those of the averages that it gets, and seconds. What it sends to others as the owner of a
+chunk is not counted. Chunks overlap, so the seconds may exceed those of the step."""
 
 Fields = Mapping[str, float]
 

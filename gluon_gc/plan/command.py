@@ -6,9 +6,8 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import env
 from ..auto.choice import Link, Measured, Topology
@@ -36,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     if not launched or worker.rank == 0:
         shapes = shapes_of(options.model) if options.model else matrices(options.parameters)
     if not launched:
-        return _started_here(options)
+        _start_here(options)
     several = methods(options.optimizer)
     found = torch.measure(codecs(several), RANKS)
     if found is None:
@@ -62,12 +61,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _started_here(options: argparse.Namespace) -> int:
-    """Run this command in processes of this machine, which measure over its loopback interface."""
+def _start_here(options: argparse.Namespace) -> NoReturn:
+    """Run this command in processes of this machine, which measure over its loopback interface.
+
+    torchrun replaces this process, so that it gets all signals, and ends its workers.
+    """
     processes = max(2, options.per_machine, min(options.workers, env.cores()))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     words = [sys.executable, *launcher, "-m", "gluon_gc", *options.arguments]
-    return subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+    sys.stdout.flush()
+    os.execve(sys.executable, words, {**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def _job(options: argparse.Namespace, found: Any) -> Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from itertools import chain
 from pathlib import Path
 from typing import Dict, Tuple
 
@@ -71,10 +72,13 @@ def _safetensors(path: Path) -> Shapes:
             if length > _MOST_HEADER_BYTES:
                 raise ValueError
             header = json.loads(file.read(length))
-        return {
+        shapes = {
             name: tuple(map(int, entry["shape"]))
             for name, entry in header.items()
             if name != "__metadata__" and entry["dtype"] in _FLOATS
         }
+        if min(chain.from_iterable(shapes.values()), default=0) < 0:
+            raise ValueError
+        return shapes
     except (struct.error, ValueError, TypeError, KeyError, AttributeError):
         raise ValueError(f"--model {path} is not a safetensors file") from None

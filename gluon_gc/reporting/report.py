@@ -33,7 +33,7 @@ class Report:
         The parts of a step in which no exchange is under way, and in which one is.
     compress_seconds, wait_seconds, decompress_seconds : float
     pushed_bytes, pulled_bytes : float
-        The bytes that the worker sends and receives in a step.
+        The bytes of the worker's payloads, and of the averages that it gets, in a step.
     ratio : float, optional
         The bytes of the uncompressed tensors / pushed_bytes. None: nothing was sent.
     residual_ratio : float, optional
@@ -115,15 +115,14 @@ def largest_ratios(parts: Iterable[Tuple[str, Norms]]) -> Dict[str, float]:
 def ratio_of(parts: Iterable[Norms]) -> Optional[float]:
     """Return one norm divided by the other, given those of parts of vectors.
 
-    Parts with a NaN or an infinity are left out. None: no part is left.
+    Parts with a NaN or an infinity are left out. None: no part is left, or the other norm is 0, as
+    that of an unused gradient.
     """
     finite = [norms for norms in parts if all(map(math.isfinite, norms))]
     if not finite:
         return None
     one, other = (math.hypot(*norms) for norms in zip(*finite))
-    if other:
-        return one / other
-    return math.inf if one else 0.0
+    return one / other if other else None
 
 
 def waited_for(waits: Sequence[float]) -> Optional[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from contextlib import closing
 from pathlib import Path
@@ -124,12 +123,12 @@ def state_dict_shapes(path: str) -> Dict[str, Tuple[int, ...]]:
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+    except Exception as error:  # pickle raises errors of many kinds about bytes that are no pickle
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"--model {path} is not a state_dict: {reason}") from None
     found: Dict[Any, Tuple[str, torch.Tensor]] = {}
     for name, tensor in _tensors(saved).items():
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and tensor.layout == torch.strided:
             memory = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
             found.setdefault(memory, (name, tensor))
     return {name: tuple(tensor.shape) for name, tensor in found.values()}

@@ -98,6 +98,12 @@ def test_a_file_that_is_no_safetensors_file_is_named(tmp_path, content):
         model.shapes_of(str(path))
 
 
+def test_a_negative_size_is_no_safetensors_file(tmp_path):
+    path = safetensors(tmp_path / "m.safetensors", {"w": ("F32", [-5, 3])})
+    with pytest.raises(ValueError, match="is not a safetensors file"):
+        model.shapes_of(path)
+
+
 def test_a_file_without_parameters_is_named(tmp_path):
     path = safetensors(tmp_path / "m.safetensors", {"steps": ("I64", [9])})
     with pytest.raises(ValueError, match="has no parameters"):

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,3 +117,32 @@ def test_shapes_of_torchvision(monkeypatch):
     torchvision.models = Models
     monkeypatch.setitem(sys.modules, "torchvision", torchvision)
     assert model.shapes_of("torchvision:7") == {"weight": (7, 3), "bias": (7,)}
+
+
+@pytest.mark.parametrize("content", [b"hello", b"root:x:0:0\n", b"\x80\x04", b""])
+def test_a_file_that_is_no_pickle_is_named(content, tmp_path):
+    path = tmp_path / "m.pt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="m.pt is not a state_dict"):
+        model.shapes_of(str(path))
+
+
+def test_sparse_tensors_of_a_state_dict_do_not_count(tmp_path):
+    path = tmp_path / "m.pt"
+    torch.save({"s": torch.ones(4, 4).to_sparse(), "w": torch.ones(4, 3)}, path)
+    assert model.shapes_of(str(path)) == {"w": (4, 3)}
+
+
+def test_a_plan_that_is_terminated_leaves_no_workers():
+    words = [sys.executable, "-m", "gluon_gc", "plan", "--parameters", "3M", *HERE]
+    plan = subprocess.Popen(
+        words, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    children = Path(f"/proc/{plan.pid}/task/{plan.pid}/children")
+    workers = []
+    while len(workers) < 2 and plan.poll() is None:
+        workers = [Path("/proc", pid) for pid in children.read_text().split()]
+        time.sleep(0.05)
+    plan.terminate()
+    assert plan.wait(TIMEOUT) != 0 and len(workers) == 2
+    assert not any(worker.exists() for worker in workers)
