@@ -158,10 +158,10 @@ def test_the_workers_of_a_machine_get_payloads(name, payloads):
 def test_workers_in_different_steps_all_get_an_error():
     def work(exchange):
         lane = Lane(exchange, tensor(params=ONEBIT), tensor("v", index=1))
-        lane.average(0, stamp=Stamp(step=1))
+        lane.average(0, stamp=lambda: Stamp(step=1))
         for _ in range(2):  # later exchanges fail too
             with pytest.raises(RuntimeError, match="^worker 3 is in another step than other"):
-                lane.average(1, stamp=Stamp(step=2 + (exchange.rank == 3)))
+                lane.average(1, stamp=lambda: Stamp(step=2 + (exchange.rank == 3)))
 
     TwoLevels(PAIRS).run(work)
 
