@@ -314,8 +314,12 @@ class Lane:
             node = self.exchange.machines.count + self.exchange.rank  # of no machine
             index, begin = tensor.plan.index, chunk.slices[0].begin
             start = self.exchange.streams.start(own_plan, node, index, begin)
-            inner = arrays.coder(device, params.inner, *size, start)
-            stays_on_gpu = stays_on_gpu and inner.has_fixed_length
+            inner = arrays.coder(
+                device if stays_on_gpu else arrays.host, params.inner, *size, start
+            )
+            if stays_on_gpu and not inner.has_fixed_length:
+                stays_on_gpu = False
+                inner = arrays.coder(arrays.host, params.inner, *size, start)
         if chunk.aggregated or chunk.gathered:
             decoder = arrays.coder(device, params.aggregators, *size, decodes_only=True)
             senders = self.exchange.machines.count if chunk.gathered else 1

@@ -12,7 +12,7 @@ def link_of(bytes_per_second):
     """In the block, "auto" measures this link, compressors and steps that take no time."""
     cost, nothing = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
     really = probe.link, probe.speeds, StepClock.seconds
-    probe.link = lambda workers, topology: Link(cost, cost, cost)
+    probe.link = lambda workers, topology, effort: Link(cost, cost, cost)
     probe.speeds = lambda workers, compressors: dict.fromkeys(compressors, nothing)
     StepClock.seconds = property(lambda clock: 0.001)
     try:

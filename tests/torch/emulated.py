@@ -72,7 +72,8 @@ def _copied_to_cpu(tensor):
 
 
 def _copy_in_queue(source, target):
-    assert streams.Cuda.current_stream().name != "host", "this is not in a queue"
+    if _is_on_gpu(source) or _is_on_gpu(target):
+        assert streams.Cuda.current_stream().name != "host", "this is not in a queue"
     _copy(source, target)
 
 

@@ -234,7 +234,7 @@ def test_a_choice_of_the_inner_compressor_is_kept_in_checkpoints():
     link = Link(cost, cost, cost)
     params, inner_group = {"compressor": "auto", "accuracy": "aggressive"}, own_group(PAIRS)
 
-    def measured(workers, compressors):
+    def measured(workers, compressors, effort=None):
         return Measured(link, dict.fromkeys([*compressors, "inner"], fast), link)
 
     with mock.patch.object(automatic.ExchangingWorkers, "measured", measured):

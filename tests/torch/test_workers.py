@@ -635,7 +635,7 @@ def link_of(bytes_per_second):
     """In the block, "auto" measures this link speed, and kernels that take no time."""
     cost, fast = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
 
-    def said(workers, compressors):
+    def said(workers, compressors, effort):
         return Measured(Link(cost, cost, cost), dict.fromkeys(compressors, fast))
 
     really, Workers.measured = Workers.measured, said

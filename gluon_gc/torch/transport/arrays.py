@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Iterable, Optional, Sequence, Union
 
@@ -11,7 +12,7 @@ import torch
 from ...compression import CompressionParams
 from ...compression import stream as streams
 from ...compression.base import Compressor
-from ...exchange.arrays import Calls
+from ...exchange.arrays import Calls, Order
 from ...exchange.chunk import ExchangedChunk
 from ...exchange.coder import Coder
 from ...exchange.coding import Buffers, HostCalls
@@ -19,6 +20,12 @@ from ...exchange.collectives import Collectives
 from . import gpu, nccl
 from .gpu_calls import BetweenGpus, ByHost, GpuCoder, OnGpu
 from .members import GroupMembers
+
+
+class _HostOrder:
+    """`Order` of work in host memory."""
+
+    queue = staticmethod(nullcontext)
 
 
 class Tensors:
@@ -41,8 +48,9 @@ class Tensors:
         room = torch.from_numpy(room) if isinstance(room, np.ndarray) else room
         return room.view(getattr(torch, dtype))
 
-    def order(self, device: Optional[torch.device], memory: Iterable[torch.Tensor]) -> gpu.Order:
-        device = device or gpu.CPU
+    def order(self, device: Optional[torch.device], memory: Iterable[torch.Tensor]) -> Order:
+        if device is None:
+            return _HostOrder()
         with gpu.queue(device):
             return gpu.Order(device, memory)
 
