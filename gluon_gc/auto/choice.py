@@ -18,7 +18,7 @@ Compression with Near-Optimal Usage Strategies", EuroSys 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -173,7 +173,7 @@ def choose(
     ready = [0.0] * len(tensors) if ready is None else ready
     costs: List[Dict[str, float]] = [
         {
-            name: seconds_of(tensor, name, params, measured, topology, partition_bytes)
+            name: cost_of(tensor, name, params, measured, topology, partition_bytes).seconds
             for name, params in candidates(tensor.params, topology.local_size > 1).items()
             if name == PLAIN or (tensor.floating and tensor.num_bytes >= min_compress_bytes)
         }
@@ -234,11 +234,6 @@ def cost_of(
         return Cost(0.0, network, sent)
     compressing = topology.compressing(measured.kernels[outer_name(name)], params.exchange)
     return Cost(words * compressing, network, sent)
-
-
-def seconds_of(*given: Any) -> float:
-    """The predicted seconds for the exchange of a tensor. The arguments are those of `cost_of`."""
-    return cost_of(*given).seconds
 
 
 def _inside(

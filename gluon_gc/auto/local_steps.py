@@ -20,7 +20,7 @@ from ..compression.auto import PLAIN
 from ..exchange.plan import Tensor
 from ..log import logger
 from .algorithm import AutomaticAlgorithm, Decision
-from .choice import Measured, Topology, seconds_of
+from .choice import Measured, Topology, cost_of
 from .probe import Workers
 from .selection import compressors_of, own_candidates
 
@@ -93,7 +93,8 @@ def seconds_of_round(
             params = own_candidates(tensor.params)[own]
             if params.compressor is not None and tensor.num_bytes < min_compress_bytes:
                 own, params = PLAIN, CompressionParams()
-            totals[name] += seconds_of(tensor, own, params, measured, topology, partition_bytes)
+            cost = cost_of(tensor, own, params, measured, topology, partition_bytes)
+            totals[name] += cost.seconds
     return totals
 
 

@@ -14,7 +14,7 @@ from ..exchange.plan import Tensor
 from ..log import logger
 from . import speed
 from .algorithm import AutomaticAlgorithm, Decision
-from .choice import Measured, Topology, fastest, gains_enough, seconds_of
+from .choice import Measured, Topology, cost_of, fastest, gains_enough
 from .probe import Workers
 
 LOW_RANK = "powersgd"
@@ -87,13 +87,13 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
     ) -> float:
         partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
         return sum(
-            seconds_of(
+            cost_of(
                 tensor,
                 *self.own_candidate(tensor.params, name),
                 measured,
                 topology,
                 partition_bytes,
-            )
+            ).seconds
             for tensor in tensors
         )
 

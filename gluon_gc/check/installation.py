@@ -22,7 +22,6 @@ from .finding import ERROR, GOOD, WARNING, Finding
 _IMPORT_SECONDS = 120
 _TORCH, _OBSTORE, _NUMPY = (2, 4), (0, 11), (1, 24)
 _MXNET = "1.9.1"
-_GPU_FILES = "/dev/nvidia[0-9]*"
 
 
 def findings() -> Iterator[Finding]:
@@ -74,7 +73,7 @@ def _gpus(gpus: Dict[str, str]) -> Iterator[Finding]:
         else:
             yield Finding(GOOD, name, "gradients are compressed on the GPU")
     if not gpus:
-        present = sorted(Path("/").glob(_GPU_FILES.lstrip("/")))
+        present = sorted(Path("/dev").glob("nvidia[0-9]*"))
         if present:
             text = f"PyTorch finds no GPU, but {present[0]} exists"
             yield Finding(WARNING, "GPU", text, "install a build of PyTorch with CUDA")

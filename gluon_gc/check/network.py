@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
-import os
 import socket
 import struct
 from contextlib import closing
@@ -27,9 +26,9 @@ def findings() -> Iterator[Finding]:
     else:
         text = f"{', '.join(listed) or 'none'}: other machines cannot be reached"
         yield Finding(WARNING, "interfaces", text, "connect this machine to a network")
-    named = [name for name in ("GLOO_SOCKET_IFNAME", "DMLC_INTERFACE") if os.environ.get(name)]
-    for variable in named:
-        yield _named(variable, os.environ[variable], here)
+    named = env.interfaces()
+    for variable, name in named.items():
+        yield _named(variable, name, here)
     if not named:
         yield _host_name()
     low, high = _PORTS.read_text().split()
@@ -38,7 +37,7 @@ def findings() -> Iterator[Finding]:
         ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"),
         ("MASTER_ADDR", "MASTER_PORT"),
     ):
-        if os.environ.get(of_address) in {*here.values(), "localhost"}:
+        if env.is_set(of_address) and env.get(of_address) in {*here.values(), "localhost"}:
             yield from _port(of_port)
 
 

@@ -303,6 +303,13 @@ def prepare_horovod() -> None:
         os.environ.setdefault(f"HOROVOD_{name}", str(value))
 
 
+def interfaces() -> dict[str, str]:
+    """The network interfaces that the user names, by the variable."""
+    named = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME")}
+    named["DMLC_INTERFACE"] = get("DMLC_INTERFACE")
+    return {variable: name for variable, name in named.items() if name}
+
+
 def prepare_gloo() -> None:
     """Set the network interface of Gloo, unless the user has set it.
 

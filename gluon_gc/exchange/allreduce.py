@@ -83,7 +83,7 @@ class Allreduce(Stages):
             task.under_way.wait()
         values = task.job.request.sums.of(self._piece)
         if self.chunks[0].checked and not self._arrays.check_finite(values)():
-            task.nonfinite.append(self._piece.tensor)
+            task.nonfinite.append([self._piece.tensor])
         self.meter.pulled_bytes += self._bytes
 
     def abandon(self, outcome: Stamp) -> None:

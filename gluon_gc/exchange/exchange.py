@@ -123,6 +123,10 @@ class Exchange:
         """Return a new lane. All workers call this."""
         return Lane(self, next(self._lanes))
 
+    def senders(self, chunk: ExchangedChunk) -> int:
+        """Return how many workers compress a chunk, or how many machines if these sum it first."""
+        return self.workers if chunk.inside is None else self.machines.count
+
     def know(self, tensors: Iterable[plan.Tensor]) -> None:
         """Know the names of tensors, for messages about weights that differ."""
         for tensor in tensors:
@@ -357,10 +361,9 @@ class Lane:
         `values` are flat, and the same on all workers. Each sender gets an equal share.
         """
         for chunk in self._of_tensor[name]:
-            exchange = self.exchange
-            senders = exchange.workers if chunk.inside is None else exchange.machines.count
             if chunk.coder is not None and chunk.coder.codec.momentum:
-                chunk.coder.replace_momentum(values[chunk.piece.begin : chunk.piece.end] / senders)
+                own = values[chunk.piece.begin : chunk.piece.end] / self.exchange.senders(chunk)
+                chunk.coder.replace_momentum(own)
 
     def start(self, request: Request, done: Done) -> None:
         """Start to exchange dense tensors. `done` is called on another thread at the end."""
@@ -471,12 +474,11 @@ class _Progress:
         under_way = self._under_way[task.job.number]
         under_way.transfers -= 1
         under_way.nonfinite += task.nonfinite
-        under_way.later += task.later
         under_way.unused |= task.unused
         if task.outcome != SAME:
             under_way.outcome = task.outcome
         if not under_way.transfers:
-            nonfinite = [*under_way.nonfinite, *itertools.chain.from_iterable(under_way.later)]
+            nonfinite = list(itertools.chain.from_iterable(under_way.nonfinite))
             del self._under_way[task.job.number]
             self.busy.add(-1)
             problem = header.problem(under_way.outcome, self.names, self.unused)
@@ -504,8 +506,7 @@ class _UnderWay:
 
     transfers: int  # that have not ended
     _done: Done
-    nonfinite: List[str] = field(default_factory=list)
-    later: List[Iterable[str]] = field(default_factory=list)
+    nonfinite: List[Iterable[str]] = field(default_factory=list)
     unused: Set[str] = field(default_factory=set)
     outcome: Stamp = SAME
 

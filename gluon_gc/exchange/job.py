@@ -92,8 +92,7 @@ class Task:
     transfer: Any
     job: Job
     outcome: Stamp = SAME  # of the comparison of all workers' stamps
-    nonfinite: List[str] = field(default_factory=list)
-    later: List[Iterable[str]] = field(default_factory=list)  # more of them, known at the job's end
+    nonfinite: List[Iterable[str]] = field(default_factory=list)  # read at the job's end
     unused: Set[str] = field(default_factory=set)
     contributors: int = 0  # the number of workers whose values are in the sums
     under_way: Any = None  # what a stage leaves for the next one

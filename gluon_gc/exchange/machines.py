@@ -268,7 +268,7 @@ class MachineTransfer(Stages):
             task.unused.update(chunk.piece.tensor for chunk in found.unused)
         with self.meter.timing("decompress_seconds"):
             for coding in self._delivering:
-                task.later.append(coding.deliver(task.job))
+                task.nonfinite.append(coding.deliver(task.job))
             if task.unused:
                 self._leave_out(task)
         self._out.expect()

@@ -81,7 +81,8 @@ class ReduceScatter(Stages):
         with self.meter.timing("decompress_seconds"):
             for coding in self._codings:
                 coding.answer(task.job)
-                task.nonfinite += coding.deliver(task.job)
+                # The next job's sums may overwrite what this reads before the end of this job.
+                task.nonfinite.append(list(coding.deliver(task.job)))
         self._to_owners.expect()
         self.meter.steps += 1
 
@@ -177,7 +178,7 @@ class AllGather(Stages):
         with self.meter.timing("decompress_seconds"):
             for key in sent:
                 for coding in self._codings[key]:
-                    task.nonfinite += coding.deliver(job)
+                    task.nonfinite.append(coding.deliver(job))
         self._to_all.expect()
         self.meter.steps += 1
 

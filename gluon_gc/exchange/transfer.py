@@ -192,7 +192,7 @@ class Transfer(Stages):
             task.contributors = max(task.contributors, found.contributors)
         with self.meter.timing("decompress_seconds"):
             for coding in (*self._of_gathered, *self._of_others):
-                task.later.append(coding.deliver(task.job))
+                task.nonfinite.append(coding.deliver(task.job))
             if self._forwarded:
                 with task.job.request.sums.queue():
                     for answer, room in self._forwarded:

@@ -70,7 +70,7 @@ def _start_here(options: argparse.Namespace) -> NoReturn:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     words = [sys.executable, *launcher, "-m", "gluon_gc", *options.arguments]
     sys.stdout.flush()
-    os.execve(sys.executable, words, {**os.environ, "OMP_NUM_THREADS": "1"})
+    os.execve(sys.executable, words, env.for_child({"OMP_NUM_THREADS": "1"}))
 
 
 def _job(options: argparse.Namespace, found: Any) -> Job:

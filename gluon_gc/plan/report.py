@@ -34,7 +34,7 @@ class Report:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the text."""
         plain = self._plain
-        of_step = f"A step computes {self.step_seconds:.3g} s, of which backward may hide some"
+        of_step = f"A step computes {self.step_seconds:.3g} s. Backward hides a part of an exchange"
         if not self.step_seconds:
             of_step = "Seconds are those of the exchange: give --step-seconds to add computing"
         yield (

@@ -194,10 +194,8 @@ class ExchangeReporter(Reporter):
             self._exact[lane].start(request, done)
 
         def finish() -> None:
-            exchange = lane.exchange
             for chunk, norm in norms.items():
-                senders = exchange.workers if chunk.inside is None else exchange.machines.count
-                residual = chunk.coder.residual_norm() * senders
+                residual = chunk.coder.residual_norm() * lane.exchange.senders(chunk)
                 self._norms[chunk] = residual, float(norm) / divisor
             if exact:
                 averaged.wait()

@@ -111,7 +111,7 @@ class SparseSum(Stages):
         )
         total = total.coalesce().to(request.values.dtype)
         if not total.values().isfinite().all():
-            task.nonfinite.append(request.name)
+            task.nonfinite.append([request.name])
         request.deliver(total.to(request.values.device))
         self.meter.steps += 1
 
