@@ -15,7 +15,6 @@ from gluon_gc.auto.speed import Speed
 from gluon_gc.compression.auto import inner_params
 from gluon_gc.torch import automatic
 from gluon_gc.torch.transport.gpu_calls import GpuCoder
-from tests.torch import emulated
 from tests.torch.common import (
     DGC,
     DITHERING,
@@ -30,6 +29,7 @@ from tests.torch.common import (
     train,
     wrapped,
 )
+from tests.torch.gpu import emulated
 from tests.torch.workers import on_workers
 
 PAIRS, CROSSED = [[0, 1], [2, 3]], [[0, 3], [1, 2]]  # workers 3 and 2 are peers, in this order

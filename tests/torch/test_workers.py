@@ -24,7 +24,7 @@ from gluon_gc.env import ConfigurationError
 from gluon_gc.torch.transport import gloo, groups, nccl
 from gluon_gc.torch.transport.gpu_calls import GpuCoder
 from tests.processes import free_port
-from tests.torch import emulated, scripts, test_lifetimes
+from tests.torch import scripts, test_lifetimes
 from tests.torch.common import (
     AUTO,
     DGC,
@@ -44,6 +44,7 @@ from tests.torch.common import (
     trained,
     wrapped,
 )
+from tests.torch.gpu import emulated
 from tests.torch.workers import on_workers, run
 
 

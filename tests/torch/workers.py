@@ -28,7 +28,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import pytest
 
-from tests.torch import emulated, forked, scripts
+from tests.torch import forked, scripts
+from tests.torch.gpu import emulated
 
 _MOST = 3  # kinds of standing workers; idle ones need memory
 _TIMEOUT = 110  # seconds that a body may take

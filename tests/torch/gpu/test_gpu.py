@@ -3,11 +3,10 @@
 import pytest
 
 from tests.cuda import emulator
+from tests.torch import test_fsdp, test_reports, test_two_levels, test_workers
 from tests.torch.algorithms import test_algorithm
 from tests.torch.optimizers import test_optimizers
-
-from . import test_fsdp, test_reports, test_two_levels, test_workers
-from .workers import run
+from tests.torch.workers import run
 
 pytestmark = pytest.mark.xdist_group("emulator")  # to build the emulator once
 

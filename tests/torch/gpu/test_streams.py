@@ -15,10 +15,10 @@ import gluon_gc.torch as bps
 from gluon_gc.exchange import transfers
 from gluon_gc.torch.transport import gpu, gpu_calls, nccl, staging
 from tests.cuda import emulator
+from tests.torch.common import SIGNS, TOPK, raised
+from tests.torch.workers import run
 
 from . import emulated, streams
-from .common import SIGNS, TOPK, raised
-from .workers import run
 
 pytestmark = pytest.mark.xdist_group("emulator")  # to build the emulator once
 
@@ -191,7 +191,7 @@ def counting_reads():
 
         def counted(tensor, *arguments, **more):
             if gpu.is_on_gpu(tensor):
-                streams.waits[name] += 1
+                streams.count_wait(name)
             return function(tensor, *arguments, **more)
 
         return mock.patch.object(torch.Tensor, name, counted)

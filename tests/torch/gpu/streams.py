@@ -26,6 +26,13 @@ lazy = set()
 PyTorch's futures."""
 waits = Counter()
 """How often the host has waited, by function."""
+_counting = threading.Lock()
+
+
+def count_wait(function):
+    """Count a wait of the host. Several threads count at the same time."""
+    with _counting:
+        waits[function] += 1
 
 
 class Event:
@@ -39,7 +46,7 @@ class Event:
         self._stream.run_until(self._position)
 
     def synchronize(self):
-        waits["event.synchronize"] += 1
+        count_wait("event.synchronize")
         self.reach()
 
 
@@ -99,7 +106,7 @@ class Stream:
         return Event(self)
 
     def synchronize(self):
-        waits["stream.synchronize"] += 1
+        count_wait("stream.synchronize")
         self.run_until(self.queued)
 
 
@@ -141,7 +148,7 @@ class Cuda:
 
     @staticmethod
     def synchronize(device=None):
-        waits["cuda.synchronize"] += 1
+        count_wait("cuda.synchronize")
         for stream in list(_all):
             stream.run_until(stream.queued)
 
@@ -196,7 +203,7 @@ class _Queued(TorchDispatchMode):
         if function.namespace == "profiler":
             return function(*args, **kwargs)
         if not schema.returns or any(str(each.type) != "Tensor" for each in schema.returns):
-            waits[str(function)] += 1
+            count_wait(str(function))
             stream.run_until(stream.queued)
             return function(*args, **kwargs)
         results = function(*args, **kwargs)  # of these shapes; the numbers come later
