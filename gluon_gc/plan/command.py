@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 from .. import env
 from ..auto.choice import Link, Measured, Topology
 from ..auto.prediction import RANKS, Job, codecs, methods, predictions
+from ..launch.cli import supervisor
+from ..launch.cli.tasks import local_tasks
 from ..launch.rank import launchers
 from .front_end import planning
 from .model import Shapes, matrices, shapes_of
@@ -35,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     if not launched or worker.rank == 0:
         shapes = shapes_of(options.model) if options.model else matrices(options.parameters)
     if not launched:
-        _start_here(options)
+        return _run_here(options)
     several = methods(options.optimizer)
     found = torch.measure(codecs(several), RANKS)
     if found is None:
@@ -47,8 +49,9 @@ def run(options: argparse.Namespace) -> int:
         options.workers or found.workers,
         job.topology.machines,
         job.measured,
-        8 * job.machine_rate,
+        8 * (options.rate or job.machine_rate),
         options.rate is not None,
+        8 * job.machine_rate,
         options.step_seconds,
         found.sharing,
         job.crowding,
@@ -61,16 +64,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _start_here(options: argparse.Namespace) -> NoReturn:
-    """Run this command in processes of this machine, which measure over its loopback interface.
-
-    torchrun replaces this process, so that it gets all signals, and ends its workers.
-    """
+def _run_here(options: argparse.Namespace) -> int:
+    """Run this command in processes of this machine, which measure over its loopback interface."""
     processes = max(2, options.per_machine, min(options.workers, env.cores()))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    words = [sys.executable, *launcher, "-m", "gluon_gc", *options.arguments]
-    sys.stdout.flush()
-    os.execve(sys.executable, words, env.for_child({"OMP_NUM_THREADS": "1"}))
+    command = [sys.executable, "-m", "gluon_gc", *options.arguments]
+    tasks = [replace(task, bare=True) for task in local_tasks(command, processes, servers=0)]
+    return supervisor.run(lambda _: tasks)
 
 
 def _job(options: argparse.Namespace, found: Any) -> Job:

@@ -25,6 +25,7 @@ class Report:
     measured: Measured
     rate: float  # bits per second of a machine's link, in each direction
     rate_given: bool  # else it is measured
+    used_rate: float  # `rate`, or less: what this machine's workers reach among themselves
     step_seconds: float  # 0: not known
     sharing: int  # workers that shared the processors of a machine when they measured
     crowding: float  # of their processors, see `speed.crowding`
@@ -40,11 +41,17 @@ class Report:
         yield (
             f"{self.parameters:,} parameters in {self.tensors} tensors, float32 gradients, "
             f"{self.workers} workers on {self.machines} machines, links of "
-            f"{self.rate / 1e6:,.4g} Mbit/s ({'given' if self.rate_given else 'measured'})."
+            f"{_mbit(self.rate)} ({'given' if self.rate_given else 'measured'})."
         )
+        if self.used_rate < 0.99 * self.rate:
+            yield (
+                f"Workers reach only {_mbit(self.used_rate)} here, on this machine's "
+                "loopback interface. Predictions use this rate; start plan like training, on the "
+                "machines themselves, to measure theirs."
+            )
         yield (
-            f"Limit: without compression a machine sends {plain.bytes / 1e6:,.4g} MB in a step, "
-            f"which take {plain.limit:.3g} s."
+            f"Limit: without compression a machine sends {_number(plain.bytes / 1e6)} MB in a "
+            f"step, which take {plain.limit:.3g} s."
         )
         yield f"{of_step}."
         if self.sharing > self.cores or self.crowding > _CROWDED:
@@ -78,7 +85,7 @@ class Report:
             name = fastest(steps)
             if gains_enough(steps[name], steps[PLAIN]):
                 (best,) = (each for each in group if each.method.name == name)
-                yield f"{kind}: {name}, {best.speedup:.3g} times as fast as DDP"
+                yield f"{kind}: {name}, {_number(best.speedup, 3)} times as fast as DDP"
                 yield from (f"    {line}" for line in _script(best))
             else:
                 yield f"{kind}: DistributedDataParallel as it is"
@@ -118,9 +125,18 @@ class Report:
         ):
             panel.barh(names, width, left=left, color=color, label=label)
         panel.invert_yaxis()
-        panel.set_xlabel(f"predicted seconds a step at {self.rate / 1e6:,.4g} Mbit/s")
+        panel.set_xlabel(f"predicted seconds a step at {_mbit(self.rate)}")
         panel.legend(loc="lower right")
         figure.savefig(path)
+
+
+def _number(value: float, digits: int = 4) -> str:
+    """The value without an exponent, unless it is tiny."""
+    return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def _mbit(rate: float) -> str:
+    return f"{_number(rate / 1e6)} Mbit/s"
 
 
 def _cells(each: Prediction) -> List[str]:
@@ -128,9 +144,9 @@ def _cells(each: Prediction) -> List[str]:
     return [
         "DDP, uncompressed" if each.method.name == PLAIN else each.method.name,
         each.method.accuracy,
-        f"{each.bytes / 1e6:,.4g}",
+        _number(each.bytes / 1e6),
         *(f"{number:.3g}" for number in numbers),
-        f"{each.speedup:.3g}",
+        _number(each.speedup, 3),
     ]
 
 

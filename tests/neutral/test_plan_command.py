@@ -124,8 +124,8 @@ def report(step_seconds=0.2, optimizer="sgd", **facts):
     found = predictions(methods(optimizer), SHAPES, given)
     given_facts = dict(
         parameters=ELEMENTS, tensors=len(SHAPES), workers=4, machines=4, measured=given.measured,
-        rate=8 * given.machine_rate, rate_given=True, step_seconds=step_seconds, sharing=1,
-        crowding=1.0, cores=2,
+        rate=8 * given.machine_rate, rate_given=True, used_rate=8 * given.machine_rate,
+        step_seconds=step_seconds, sharing=1, crowding=1.0, cores=2,
     )  # fmt: skip
     return Report(**{**given_facts, **facts}, predictions=found)
 
@@ -159,6 +159,13 @@ def test_shared_processors_are_said():
     text = "\n".join(report(sharing=4, crowding=2.04).lines())
     assert "4 workers measured at the same time on the 2 cores" in text
     assert "takes 2 times as long" in text
+
+
+def test_a_given_rate_that_this_machine_does_not_reach_is_said():
+    assert "reach only" not in "\n".join(report().lines())
+    lines = list(report(rate=10e9).lines())
+    assert "links of 10,000 Mbit/s (given)" in lines[0]
+    assert lines[1].startswith("Workers reach only 100 Mbit/s here")
 
 
 def test_json_has_all_that_the_table_has():

@@ -1,6 +1,7 @@
 """`python -m gluon_gc plan` in real processes, and the models that it reads with PyTorch."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -53,10 +54,7 @@ def test_a_safetensors_file(tmp_path):
 
     path = tmp_path / "m.safetensors"
     save_file({"w": torch.zeros(300, 200), "b": torch.zeros(300)}, path)
-    found = json.loads(planned("--model", path, *HERE, "--optimizer", "adam", "--json"))
-    assert found["parameters"] == 300 * 200 + 300 and found["tensors"] == 2
-    assert {row["method"] for row in found["predictions"]} == {m.name for m in methods("adam")}
-    assert found["predictions"][0]["speedup"] > 5
+    assert model.shapes_of(str(path)) == {"b": (300,), "w": (300, 200)}
 
 
 def test_workers_of_torchrun_measure_their_link_for_a_state_dict(tmp_path):
@@ -133,21 +131,14 @@ def test_sparse_tensors_of_a_state_dict_do_not_count(tmp_path):
     assert model.shapes_of(str(path)) == {"w": (4, 3)}
 
 
-def has_imported_torch(process):
-    return "libtorch" in (process / "maps").read_text()
-
-
 def test_a_plan_that_is_terminated_leaves_no_workers():
     words = [sys.executable, "-m", "gluon_gc", "plan", "--parameters", "3M", *HERE]
-    plan = subprocess.Popen(
-        words, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    plan = subprocess.Popen(words, env=environ())
     children = Path(f"/proc/{plan.pid}/task/{plan.pid}/children")
     workers = []
-    # torchrun handles signals once it has started all workers.
-    while plan.poll() is None and (len(workers) < 2 or not all(map(has_imported_torch, workers))):
+    while plan.poll() is None and len(workers) < 2:
         workers = [Path("/proc", pid) for pid in children.read_text().split()]
         time.sleep(0.05)
     plan.terminate()
-    assert plan.wait(TIMEOUT) != 0 and len(workers) == 2
+    assert plan.wait(TIMEOUT) == 128 + signal.SIGTERM and len(workers) == 2
     assert not any(worker.exists() for worker in workers)
