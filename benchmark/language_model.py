@@ -132,7 +132,7 @@ Found = Mapping[str, Any]
 
 def megabits(rate: float) -> str:
     """Return a rate with its unit."""
-    return f"{rate / 1e6:g} Mbit/s"
+    return "no limit" if math.isinf(rate) else f"{rate / 1e6:g} Mbit/s"
 
 
 def planned(methods: Mapping[str, Method], arguments: argparse.Namespace) -> List[Run]:
