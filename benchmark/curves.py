@@ -2,66 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
-
-import numpy as np
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 
 class Curve(NamedTuple):
-    """The results of one method.
+    """A training run.
 
     Attributes
     ----------
     method : str
     ours : bool
         Whether it is a method of gluon_gc.
-    steps : list of int
-        The steps after which the loss was measured.
-    losses : list of list of float
-        For each seed, the validation loss after these steps.
-    megabytes : list of float
-        The megabytes that a worker had sent after these steps.
-    seconds : dict of float to float
-        The seconds of a step, by the rate of the links in bits per second.
+    seconds : list of float
+        The seconds since the start of training when the loss was measured, without evaluations.
+    losses : list of float
+        The validation losses.
     """
 
     method: str
     ours: bool
-    steps: List[int]
-    losses: List[List[float]]
-    megabytes: List[float]
-    seconds: Dict[float, float]
+    seconds: List[float]
+    losses: List[float]
 
 
-def _panels(curves: Sequence[Curve]) -> Iterator[Tuple[str, List[np.ndarray]]]:
-    """Yield the label of each panel's horizontal axis, and the positions on it, by curve."""
-    yield "steps", [np.array(curve.steps) for curve in curves]
-    yield "megabytes sent by a worker", [np.array(curve.megabytes) for curve in curves]
-    for rate in curves[0].seconds:
-        seconds = [np.array(curve.steps) * curve.seconds[rate] for curve in curves]
-        yield f"seconds on links of {rate / 1e6:g} Mbit/s", seconds
+def draw(panels: Mapping[str, Sequence[Curve]], target: Optional[float], path: str) -> None:
+    """Draw the loss against seconds, in a panel for each rate of the links.
 
-
-def draw(curves: Sequence[Curve], path: str) -> None:
-    """Draw the loss against steps, megabytes and seconds.
-
-    A line is the mean of the seeds, and the area around it is their range. The lines of other
-    libraries are dashed.
+    The lines of PyTorch's and torchft's methods are dashed. A dotted line is the target, DDP's
+    last loss.
     """
     import figures  # matplotlib is not needed for the table alone
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
 
-    panels = list(_panels(curves))
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.5 * len(panels) + 2, 4.5), sharey=True)
-    for axis, (label, positions) in zip(axes, panels):
-        for curve, places in zip(curves, positions):
-            losses = np.array(curve.losses)
-            style = "-" if curve.ours else "--"
-            axis.plot(places, losses.mean(axis=0), style, marker=".", label=curve.method)
-            axis.fill_between(places, losses.min(axis=0), losses.max(axis=0), alpha=0.2)
-        axis.set(xlabel=label, xscale="linear" if label == "steps" else "log")
+    methods = {curve.method: None for curves in panels.values() for curve in curves}
+    colors = {method: f"C{number}" for number, method in enumerate(methods)}
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(4 + 3 * len(panels), 4.8), sharey=True, squeeze=False
+    )
+    lines: Dict[str, Any] = {}
+    for axis, (rate, curves) in zip(axes[0], panels.items()):
+        for method, ours, seconds, losses in curves:
+            style = "-" if ours else "--"
+            (lines[method],) = axis.plot(seconds, losses, style, color=colors[method], marker=".")
+        if target is not None:
+            lines["DDP's last loss"] = axis.axhline(target, color="gray", linestyle=":", zorder=0)
+        axis.set(title=f"links of {rate}", xlabel="seconds of training", xscale="log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_locator(NullLocator())
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("validation loss in nats per byte")
-    axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.tight_layout()
+    axes[0][0].set_ylabel("validation loss in nats per byte")
+    figure.tight_layout(rect=(0, 0.2, 1, 1))
+    title = "dashed: PyTorch and torchft, solid: gluon_gc"
+    entries = lines.values(), lines.keys()
+    figure.legend(*entries, title=title, loc="lower center", ncols=3, frameon=False)
     figures.save(figure, path, "language model")

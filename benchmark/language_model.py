@@ -1,17 +1,19 @@
-"""Compares methods that train the language model: validation loss, bytes, and seconds per step.
+"""Compares methods that train the language model: validation loss against seconds, and bytes.
 
-It runs example/pytorch/language_model.py. Each worker has its own network namespace. For each
-method and seed, the model is trained over links without a limit, which gives losses and bytes. The
-loss does not depend on the rate of the links. So another run at each rate measures the seconds of a
-step; it is short, unless the bytes of a step change during training. It needs root, iproute2, and
-PyTorch in the environment of --torch-python; torchft's row needs torchft 0.2.0 there.
+It runs example/pytorch/language_model.py. Each worker has its own network namespace. With each
+method, the model is trained from the first step to the last over links of each rate. Seconds are
+those of worker 0's training steps with their exchanges; evaluations do not count. The loss does not
+depend on the rate. So further seeds, which only show the range of the losses, are trained over
+links without a limit. It needs root, iproute2, and PyTorch in the environment of --torch-python;
+torchft's row needs torchft 0.2.0 there.
 
-    python benchmark/language_model.py [--workers N] [--rates 100M,20M] [--only REGEX]
+    python benchmark/language_model.py [--workers N] [--rates 100M,20M] [--only REGEX] [--finished]
         [--csv FILE] [--plot FILE]
 
-The folder --results has a file for each run. A run that is there, with the same settings, is not
-repeated. Workers share this machine's processors, so that their computing takes longer than on
-machines of their own.
+The folder --results has a file for each finished run. A run that is there, with the same settings,
+is not repeated; one that was interrupted starts again. With --finished, nothing is trained: the
+table and the picture show the runs that are there. Workers share this machine's processors, so that
+their computing takes longer than on machines of their own.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ import shlex
 import signal
 import statistics
 import sys
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-import numpy as np
 from curves import Curve, draw
 from network import Network, rates
 from processes import HERE, Processes, read_line
@@ -53,21 +55,17 @@ class Method(NamedTuple):
         Arguments of the example.
     peer : str
         A key of PEERS in `script`, or "": the example itself.
-    period : int
-        The number of steps between two exchanges. 0: the bytes of a step change during training, so
-        that only the time of a whole training says how long a step takes.
     script : Path
         The worker of the peer.
     """
 
     arguments: str = ""
     peer: str = ""
-    period: int = 1
     script: Path = PEER
 
 
 def _local_steps(every: int, more: str = "") -> Method:
-    return Method(f"--algorithm local_steps --every {every} {more}", period=every)
+    return Method(f"--algorithm local_steps --every {every} {more}")
 
 
 AVERAGING = "--outer-lr 1 --outer-momentum 0"
@@ -76,15 +74,14 @@ METHODS: Dict[str, Method] = {
     BASELINE: Method(),
     "DDP fp16": Method(peer="fp16"),
     "DDP PowerSGD 4": Method(peer="powersgd"),
-    "torchft DiLoCo 20": Method("--every 20", peer="torchft", period=20),
+    "torchft DiLoCo 20": Method("--every 20", peer="torchft"),
     "onebit": Method(ONEBIT),
     "topk 0.01": Method("--compressor topk --k 0.01 --ef vanilla"),
     "blockwise 4 bits": Method("--compressor blockwise --blockwise-hadamard true --ef vanilla"),
-    "onebit_adam": Method(f"--algorithm onebit_adam --freeze-step 60 {ONEBIT}", period=0),
-    "zero_one_adam": Method(f"{_ZERO_ONE} --var-freeze-step 60 {ONEBIT}", period=0),
+    "onebit_adam": Method(f"--algorithm onebit_adam --freeze-step 60 {ONEBIT}"),
+    "zero_one_adam": Method(f"{_ZERO_ONE} --var-freeze-step 60 {ONEBIT}"),
     "zero_one_adam, local steps": Method(
-        f"{_ZERO_ONE} --var-freeze-step 30 --local-step-scaler 60 --local-step-clipper 4 {ONEBIT}",
-        period=0,
+        f"{_ZERO_ONE} --var-freeze-step 30 --local-step-scaler 60 --local-step-clipper 4 {ONEBIT}"
     ),
     "powersgd 4": Method("--algorithm powersgd --rank 4 --start 10"),
     "powersgd 4, fp16": Method("--algorithm powersgd --rank 4 --start 10 --fp16-pushpull"),
@@ -101,45 +98,88 @@ PEERS = (BASELINE, "torchft")
 """The names of methods of other libraries begin with one of these."""
 
 
+PICTURE = "^(DDP|blockwise|zero_one_adam, local|local_steps 5|SparseLoCo)"
+"""The methods of the README's picture."""
+NEAR = 0.01
+"""A method has reached DDP's last loss when its loss is at most this many nats above it."""
+
+
 class Run(NamedTuple):
     """A training run.
 
     Attributes
     ----------
+    name : str
+        The method's.
     method : Method
     seed : int
     rate : float
         The rate of the links in bits per second.
-    steps, eval_every : int
     """
 
+    name: str
     method: Method
     seed: int
     rate: float
-    steps: int
-    eval_every: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, {megabits(self.rate)}, seed {self.seed}"
 
 
-def train(run: Run, arguments: argparse.Namespace, log: Path) -> Dict[str, Any]:
-    """Train; returns the records of the log, and the bytes that a worker had sent by then."""
-    method, workers = run.method, arguments.workers
+Found = Mapping[str, Any]
+"""A finished run: its settings, the records of its log, and the bytes that a worker had sent."""
+
+
+def megabits(rate: float) -> str:
+    """Return a rate with its unit."""
+    return "no limit" if math.isinf(rate) else f"{rate / 1e6:g} Mbit/s"
+
+
+def planned(methods: Mapping[str, Method], arguments: argparse.Namespace) -> List[Run]:
+    """Return all runs, in their order: seed 0 at each rate, then the other seeds."""
+    seeds = [(0, rate) for rate in arguments.rates]
+    seeds += [(seed, math.inf) for seed in range(1, arguments.seeds)]
+    return [Run(name, methods[name], *each) for each in seeds for name in methods]
+
+
+def _log(run: Run, arguments: argparse.Namespace) -> Path:
+    stem = re.sub(r"\W+", "-", run.name)
+    return Path(arguments.results) / f"{stem}-{run.seed}-{run.rate / 1e6:g}M.jsonl"
+
+
+def _words(run: Run, arguments: argparse.Namespace) -> List[str]:
+    method = run.method
     script = [str(method.script), method.peer] if method.peer else [str(EXAMPLE)]
-    numbers = {"steps": run.steps, "eval-every": run.eval_every, "seed": run.seed, "sample": 0}
-    options = [f"--{name}={number}" for name, number in numbers.items()]
-    words = [*script, *options, *shlex.split(f"{arguments.training} {method.arguments}")]
-    settings = {"words": words[1:], "workers": workers, "rate": run.rate}
-    result = log.with_suffix(".json")
-    if result.exists():
-        found = json.loads(result.read_text())
-        if found["settings"] == settings:
-            return found
-    logging = ["--logging-file", str(log.resolve())]
-    with Network(workers, run.rate) as network:
+    numbers = {"steps": arguments.steps, "eval-every": arguments.eval_every, "seed": run.seed}
+    options = [f"--{name}={number}" for name, number in {**numbers, "sample": 0}.items()]
+    return [*script, *options, *shlex.split(f"{arguments.training} {method.arguments}")]
+
+
+def _settings(run: Run, arguments: argparse.Namespace) -> Dict[str, Any]:
+    words = _words(run, arguments)[1:]
+    return {"words": words, "workers": arguments.workers, "rate": run.rate}
+
+
+def finished(run: Run, arguments: argparse.Namespace) -> Optional[Found]:
+    """Return a run with the same settings that is in --results, or None."""
+    result = _log(run, arguments).with_suffix(".json")
+    found = json.loads(result.read_text()) if result.exists() else {"settings": None}
+    return found if found["settings"] == _settings(run, arguments) else None
+
+
+def train(run: Run, arguments: argparse.Namespace) -> None:
+    """Train, and write the result."""
+    log, words = _log(run, arguments), _words(run, arguments)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    logging, steps = ["--logging-file", str(log.resolve())], arguments.steps
+    with Network(arguments.workers, run.rate) as network:
         with Processes(network, arguments.timeout, arguments.torch_python) as processes:
-            started = processes.start_workers("torch", workers, 0, lambda _: [*words, *logging])
+            started = processes.start_workers(
+                "torch", arguments.workers, 0, lambda _: [*words, *logging]
+            )
             sent = []
-            begins = range(run.eval_every, run.steps + run.eval_every, run.eval_every)
-            lines = [f"step {min(step, run.steps)} of" for step in begins]
+            begins = range(arguments.eval_every, steps + arguments.eval_every, arguments.eval_every)
+            lines = [f"step {min(step, steps)} of" for step in begins]
             for line in ("training", *lines):
                 read_line(started[0], line)
                 sent.append(statistics.mean(link.sent for link in network.traffic().values()))
@@ -148,77 +188,119 @@ def train(run: Run, arguments: argparse.Namespace, log: Path) -> Dict[str, Any]:
                 if worker.returncode:
                     raise RuntimeError(f"a worker ended with {worker.returncode}")
     after = [count - sent[0] for count in sent[1:]]
-    found = {"settings": settings, "records": read_log(str(log)), "sent_bytes": after}
-    result.write_text(json.dumps(found))
-    return found
+    records = read_log(str(log))
+    found = {"settings": _settings(run, arguments), "records": records, "sent_bytes": after}
+    whole = log.with_suffix(".new")
+    whole.write_text(json.dumps(found))
+    whole.replace(log.with_suffix(".json"))  # at once, also if this process is killed
 
 
-def measure(name: str, arguments: argparse.Namespace) -> Curve:
-    """Train with one method and all seeds, and measure its seconds per step at each rate."""
-    folder = Path(arguments.results)
-    folder.mkdir(parents=True, exist_ok=True)
-    stem, method = re.sub(r"\W+", "-", name), METHODS[name]
-    runs = [
-        train(
-            Run(method, seed, math.inf, arguments.steps, arguments.eval_every),
-            arguments,
-            folder / f"{stem}-{seed}.jsonl",
-        )
-        for seed in range(arguments.seeds)
-    ]
+def results(methods: Mapping[str, Method], arguments: argparse.Namespace) -> Dict[Run, Found]:
+    """Make the runs that are not finished, except with --finished. Return all that are finished.
+
+    A run that fails is reported, and left out.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    runs = planned(methods, arguments)
+    for run in runs:
+        if arguments.finished or finished(run, arguments):
+            continue
+        print(f"{run} ...", file=sys.stderr, flush=True)
+        try:
+            train(run, arguments)
+        except PermissionError as error:
+            sys.exit(str(error))
+        except (RuntimeError, TimeoutError) as error:
+            print(f"{run}: {error}", file=sys.stderr)
+    found = {run: finished(run, arguments) for run in runs}
+    there = {run: each for run, each in found.items() if each is not None}
+    if not there:
+        sys.exit(f"--results {arguments.results} has no finished run")
+    return there
+
+
+def matching(methods: Mapping[str, Method], only: str) -> Dict[str, Method]:
+    """Return the methods whose name the expression --only matches; exits if there is none."""
+    names = [name for name in methods if re.search(only, name)]
+    if not names:
+        sys.exit(f"--only {only} matches no method of: {'; '.join(methods)}")
+    return {name: methods[name] for name in names}
+
+
+def by_method(there: Mapping[Run, Found]) -> Dict[str, Dict[Run, Found]]:
+    """Group runs by the name of their method."""
+    grouped: Dict[str, Dict[Run, Found]] = {}
+    for run, found in there.items():
+        grouped.setdefault(run.name, {})[run] = found
+    return grouped
+
+
+def last_loss(found: Found) -> float:
+    """Return a run's last validation loss."""
+    return found["records"][-1]["validation_loss"]
+
+
+def seconds_per_step(found: Found) -> float:
+    """Return the mean seconds of a run's steps."""
+    records = found["records"]
+    return sum(record["seconds"] for record in records) / records[-1]["step"]
+
+
+def timed(own: Mapping[Run, Found], rate: float) -> Optional[Found]:
+    """Return a method's run with seed 0 at a rate, or None."""
+    return own.get(next(iter(own))._replace(seed=0, rate=rate))
+
+
+def curve(name: str, found: Found) -> Curve:
+    """Return the loss of a method's run against seconds."""
+    records = found["records"]
     return Curve(
         name,
         not name.startswith(PEERS),
-        [record["step"] for record in runs[0]["records"]],
-        [[record["validation_loss"] for record in run["records"]] for run in runs],
-        [statistics.mean(count) / 1e6 for count in zip(*(run["sent_bytes"] for run in runs))],
-        {
-            rate: seconds(method, rate, arguments, folder / f"{stem}-{rate / 1e6:g}M.jsonl")
-            for rate in arguments.rates
-        },
+        list(accumulate(record["seconds"] for record in records)),
+        [record["validation_loss"] for record in records],
     )
 
 
-def seconds(method: Method, rate: float, arguments: argparse.Namespace, log: Path) -> float:
-    """Measure the seconds per step at a rate. Only the second half of a short run counts."""
-    if method.period == 0:
-        run, untimed = Run(method, 0, rate, arguments.steps, arguments.eval_every), 0
-    else:
-        steps = method.period * math.ceil(arguments.timed_steps / method.period)
-        run, untimed = Run(method, 0, rate, 2 * steps, steps), 1
-    records = train(run, arguments, log)["records"][untimed:]
-    return sum(record["seconds"] for record in records) / (run.steps - untimed * run.eval_every)
+def reached(curve: Curve, target: float) -> str:
+    """Return when a method has first reached a loss, or how far above it stays."""
+    for seconds, loss in zip(curve.seconds, curve.losses):
+        if loss <= target + NEAR:
+            return f"{seconds:.1f}"
+    return f"not reached, {curve.losses[-1] - target:.3f} nats above"
 
 
-def rows(curves: Sequence[Curve]) -> Iterator[Dict[str, object]]:
-    """Yield the table's rows, one for each method.
-
-    "loss then" is the loss at equal time: when the fastest method ends its last step.
-    """
-    last = {c.method: statistics.mean(losses[-1] for losses in c.losses) for c in curves}
-    for curve in curves:
-        seeds = sorted(losses[-1] for losses in curve.losses)
-        loss = last[curve.method]
-        row = {
-            "method": curve.method,
-            "loss": f"{loss:.4f}",
-            "range of seeds": f"{seeds[-1] - seeds[0]:.4f}",
-            f"- {BASELINE}": f"{loss - last[BASELINE]:+.4f}" if BASELINE in last else "",
-            "kB per step": f"{1e3 * curve.megabytes[-1] / curve.steps[-1]:.1f}",
+def rows(
+    there: Mapping[Run, Found], baseline: Mapping[int, float], rates: Sequence[float]
+) -> Iterator[Dict[str, object]]:
+    """Yield the table's rows, one for each method. `baseline` has DDP's last loss by seed."""
+    for name, own in by_method(there).items():
+        losses = {run.seed: last_loss(found) for run, found in own.items()}
+        differences = [losses[seed] - baseline[seed] for seed in losses.keys() & baseline]
+        first = next(iter(own.values()))
+        row: Dict[str, object] = {
+            "method": name,
+            "seeds": len(losses),
+            "loss": f"{statistics.mean(losses.values()):.4f}",
+            "range of seeds": f"{max(losses.values()) - min(losses.values()):.4f}",
+            f"- {BASELINE}": f"{statistics.mean(differences):+.4f}" if differences else "",
+            "kB per step": f"{first['sent_bytes'][-1] / first['records'][-1]['step'] / 1e3:.1f}",
         }
-        for rate, seconds in curve.seconds.items():
-            end = min(c.steps[-1] * c.seconds[rate] for c in curves)
-            row[f"s per step, {rate / 1e6:g} Mbit/s"] = f"{seconds:.4f}"
-            row[f"loss then, {rate / 1e6:g} Mbit/s"] = _loss_at(curve, end / seconds)
+        for rate in rates:
+            found = timed(own, rate)
+            row[f"s per step, {megabits(rate)}"] = f"{seconds_per_step(found):.4f}" if found else ""
+            row[f"s until {BASELINE}'s loss + {NEAR}, {megabits(rate)}"] = (
+                reached(curve(name, found), baseline[0]) if found and 0 in baseline else ""
+            )
         yield row
 
 
-def _loss_at(curve: Curve, step: float) -> str:
-    """Return the mean loss at a step between two evaluations, or "" before the first one."""
-    if step < curve.steps[0]:
-        return ""
-    means = np.mean(curve.losses, axis=0)
-    return f"{np.interp(step, curve.steps, means):.4f}"
+def show(table: Sequence[Mapping[str, object]], path: Optional[str]) -> None:
+    """Print the table, and write it as CSV if there is a path."""
+    for number, row in enumerate(table):
+        print_row(row, first=number == 0)
+    if path:
+        write_csv(table, path)
 
 
 def parse_arguments(description: str, **defaults: Any) -> argparse.Namespace:
@@ -228,22 +310,22 @@ def parse_arguments(description: str, **defaults: Any) -> argparse.Namespace:
     parser.add_argument("--rates", type=rates, default="100M,20M", help="of the links, bit/s")
     parser.add_argument("--steps", type=int, default=300, help="steps of each training run")
     parser.add_argument(
-        "--eval-every", type=int, default=60, help="steps between evaluations, a multiple of all H"
+        "--eval-every", type=int, default=30, help="steps between evaluations, a multiple of H"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="training runs of each method")
-    parser.add_argument(
-        "--timed-steps", type=int, default=10, help="smallest number of steps to time"
-    )
+    parser.add_argument("--seeds", type=int, default=1, help="the first one is timed")
     parser.add_argument(
         "--training",
         default="--width 256 --depth 4 --heads 4 --context 128 --batch-size 4 --lr 1e-3",
         help="arguments of example/pytorch/language_model.py",
     )
-    parser.add_argument("--only", default="", help="methods whose name this expression matches")
+    parser.add_argument(
+        "--only", default=PICTURE, help="methods whose name this expression matches"
+    )
+    parser.add_argument("--finished", action="store_true", help="train nothing, show what is there")
     parser.add_argument(
         "--torch-python", default=sys.executable, help="the Python that has PyTorch"
     )
-    parser.add_argument("--timeout", type=int, default=3600, help="seconds for one run")
+    parser.add_argument("--timeout", type=int, default=7200, help="seconds for one run")
     parser.add_argument("--results", default="build/language_model", help="folder of the results")
     parser.add_argument("--csv", help="also write the table here")
     parser.add_argument("--plot", help="also draw the losses here")
@@ -253,28 +335,21 @@ def parse_arguments(description: str, **defaults: Any) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments(__doc__)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    curves: List[Curve] = []
-    names = [name for name in METHODS if re.search(arguments.only, name)]
-    if not names:
-        sys.exit(f"--only {arguments.only} matches no method of: {'; '.join(METHODS)}")
-    for name in names:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        try:
-            curves.append(measure(name, arguments))
-        except PermissionError as error:
-            sys.exit(str(error))
-        except (RuntimeError, TimeoutError) as error:
-            print(f"{name}: {error}", file=sys.stderr)
-    if not curves:
-        sys.exit("there are no results")
-    table = list(rows(curves))
-    for number, row in enumerate(table):
-        print_row(row, first=number == 0)
-    if arguments.csv:
-        write_csv(table, arguments.csv)
+    there = results(matching(METHODS, arguments.only), arguments)
+    of_baseline = planned({BASELINE: METHODS[BASELINE]}, arguments)
+    found = {run: finished(run, arguments) for run in of_baseline}
+    baseline = {run.seed: last_loss(each) for run, each in found.items() if each}
+    show(list(rows(there, baseline, arguments.rates)), arguments.csv)
     if arguments.plot:
-        draw(curves, arguments.plot)
+        methods = by_method(there)
+        at_rate = {
+            megabits(rate): [
+                curve(name, each) for name, own in methods.items() if (each := timed(own, rate))
+            ]
+            for rate in arguments.rates
+        }
+        panels = {rate: curves for rate, curves in at_rate.items() if curves}
+        draw(panels, baseline.get(0), arguments.plot)
 
 
 if __name__ == "__main__":
