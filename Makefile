@@ -25,6 +25,8 @@ PLATFORM := manylinux_2_24_x86_64
 UNAUDITED := build/wheel
 AARCH64_PLATFORM := manylinux_2_24_aarch64
 AARCH64_UNAUDITED := build/wheel-aarch64
+# The files of this version: wheels and sdist.
+FILES := dist/gluon_gc-$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gluon_gc/version.py)
 
 SITE := build/docs
 
@@ -89,14 +91,15 @@ help:
 	@echo "make test-core   run the tests that need no framework, in an environment without one"
 	@echo "make test-gpu    run the kernels on this machine's GPU, and compare with the CPU"
 	@echo "make test-cu112  run the tests of mxnet-cu112 (a wheel of 499 MB) on an emulated GPU"
-	@echo "make test-aarch64  build the wheel for aarch64, and test it in QEMU; needs Debian's cross compiler (hours)"
+	@echo "make test-aarch64  build the wheel for aarch64, and test it in QEMU; needs Debian's cross compiler (10 minutes)"
 	@echo "make bed         build that emulated GPU; tests/cu112/bed COMMAND runs a command on it"
 	@echo "make lint        check the Python files with ruff"
 	@echo "make sanitize    run the kernels' tests and the fuzzer's inputs under sanitizers"
 	@echo "make fuzz        fuzz decoders and messages for SECONDS=n; needs clang"
+	@echo "make sdist       pack the sources in dist/"
 	@echo "make wheel       build the wheel for all Python versions in dist/"
 	@echo "make wheel-aarch64  cross-compile the wheel for aarch64"
-	@echo "make release     build both wheels and the sdist in dist/, and check, install and train with each (hours)"
+	@echo "make release     build both wheels and the sdist in dist/, and check, install and train with each (30 minutes)"
 	@echo "make docs        build the site of the documentation in $(SITE)"
 	@echo "make clean       remove all environments and build folders"
 
@@ -174,14 +177,14 @@ wheel: $(VENV)/.installed
 # It has no MXNet operators, because MXNet has no wheel for aarch64. auditwheel finds the oldest platform it runs on.
 wheel-aarch64: $(RELEASE_VENV)/.installed
 	@echo "== Cross-compiling the wheel for aarch64"
-	rm -rf $(AARCH64_UNAUDITED) build/lib.*
+	rm -rf $(AARCH64_UNAUDITED) build/lib.linux-aarch64*
 	CMAKE_TOOLCHAIN_FILE="$(CURDIR)/operators/aarch64.cmake" _PYTHON_HOST_PLATFORM=linux-aarch64 \
 	  $(RELEASE_PY) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --wheel-dir $(AARCH64_UNAUDITED) .
 	@echo "== Checking that it runs on $(AARCH64_PLATFORM)"
 	PATH="$(abspath $(RELEASE_VENV))/bin:$$PATH" $(RELEASE_PY) -m auditwheel repair --only-plat \
 	  --exclude libgomp.so.1 --wheel-dir dist $(AARCH64_UNAUDITED)/*.whl
-	ls dist/*-$(AARCH64_PLATFORM).whl
+	ls $(FILES)-*-$(AARCH64_PLATFORM).whl
 
 sdist: $(RELEASE_VENV)/.installed
 	@echo "== Packing the sources"
@@ -190,16 +193,14 @@ sdist: $(RELEASE_VENV)/.installed
 test-aarch64: wheel-aarch64 $(TESTED)/.built $(TORCH_VENV)/.installed
 	@echo "== Testing the wheel for aarch64"
 	$(if $(filter $(TESTED),$(TORCH_VENV)),$(WITH_TORCH),$(PY)) \
-	  -m tests.aarch64 dist/*-$(AARCH64_PLATFORM).whl $(TORCH_PY)
+	  -m tests.aarch64 $(FILES)-*-$(AARCH64_PLATFORM).whl $(TORCH_PY)
 
-release: $(TESTED)/.built $(TORCH_VENV)/.installed $(RELEASE_VENV)/.installed
-	rm -rf dist
-	$(MAKE) wheel sdist test-aarch64
+release: wheel sdist test-aarch64
 	@echo "== Checking the texts that the package index shows"
-	$(RELEASE_PY) -m twine check --strict dist/*
+	$(RELEASE_PY) -m twine check --strict $(FILES)*
 	@echo "== Installing the wheel and the sdist in fresh environments, training and testing there"
-	$(TORCH_PY) tests/neutral/installation/release.py dist/*-$(PLATFORM).whl dist/*.tar.gz
-	@echo "== dist/ is ready to upload"
+	$(TORCH_PY) tests/neutral/installation/release.py $(FILES)-*-$(PLATFORM).whl $(FILES).tar.gz
+	@echo "== Ready to upload: $(FILES)*"
 
 docs: $(VENV)/.installed
 	@echo "== Building the site of the documentation"

@@ -108,7 +108,7 @@ def main() -> None:
     fuzz(system, folder, library)
     print("== Training with a worker on x86-64 and a worker on aarch64", flush=True)
     train(system, folder, environ, args.python.absolute())
-    print("== Running tests on aarch64 (an hour)", flush=True)
+    print("== Running tests on aarch64 (minutes)", flush=True)
     pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={TIMEOUT}"]
     run(*pytest, *(f"tests/neutral/{name}" for name in TESTS), cwd=folder, shown=True, **environ)
 
