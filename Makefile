@@ -26,7 +26,7 @@ UNAUDITED := build/wheel
 AARCH64_PLATFORM := manylinux_2_24_aarch64
 AARCH64_UNAUDITED := build/wheel-aarch64
 # The files of this version: wheels and sdist.
-FILES := dist/gluon_gc-$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gluon_gc/version.py)
+FILES = dist/gluon_gc-$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gluon_gc/version.py)
 
 SITE := build/docs
 
@@ -77,7 +77,8 @@ SECONDS ?= 60
 
 HOROVOD := requirements/horovod.txt
 TORCH := requirements/torch.txt
-REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH) $(INTEGRATIONS) $(MOTO) $(RELEASE) $(OF_AARCH64),$(wildcard requirements/*.txt))
+REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH) $(INTEGRATIONS) $(MOTO) $(RELEASE) $(OF_AARCH64), \
+  $(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:

@@ -12,8 +12,8 @@ from typing import Dict, Sequence
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 DEBIAN = ("python3", "libgomp1", "libstdc++6")
-PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (17, 24, 27, 28)] + [
-    "manylinux2014_aarch64"
+PLATFORMS = [
+    f"manylinux{version}_aarch64" for version in (2014, "_2_17", "_2_24", "_2_27", "_2_28")
 ]
 REQUIREMENTS = ROOT / "requirements" / "aarch64.txt"
 
