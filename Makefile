@@ -3,6 +3,7 @@
 #   .venv-torch  PyTorch
 #   .venv-core   no framework, for the tests that need none
 #   .venv-cu112  MXNet for CUDA, for the GPU operators on an emulated GPU
+#   .venv-release  what builds and checks the files of a release, without MXNet
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -22,6 +23,10 @@ SANITIZE := build/sanitize
 # The wheel runs on systems with glibc 2.24 or newer.
 PLATFORM := manylinux_2_24_x86_64
 UNAUDITED := build/wheel
+AARCH64_PLATFORM := manylinux_2_24_aarch64
+AARCH64_UNAUDITED := build/wheel-aarch64
+# The files of this version: wheels and sdist.
+FILES = dist/gluon_gc-$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gluon_gc/version.py)
 
 SITE := build/docs
 
@@ -59,6 +64,11 @@ BED := build/cu112
 BED_SOURCES := $(shell find operators $(wildcard tests/cuda tests/cu112) -name '*.h' -o -name '*.cpp' -o -name '*.cu*') \
   operators/CMakeLists.txt tests/cuda/emulator.py tests/cu112/build.py
 
+RELEASE_VENV := .venv-release
+RELEASE_PY := $(RELEASE_VENV)/bin/python
+RELEASE := requirements/release.txt
+OF_AARCH64 := requirements/aarch64.txt
+
 # The inputs that the fuzzer found, which run in programs with AddressSanitizer.
 CORPUS := tests/fuzz/test_corpus.py
 
@@ -67,11 +77,13 @@ SECONDS ?= 60
 
 HOROVOD := requirements/horovod.txt
 TORCH := requirements/torch.txt
-REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH) $(INTEGRATIONS) $(MOTO),$(wildcard requirements/*.txt))
+REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH) $(INTEGRATIONS) $(MOTO) $(RELEASE) $(OF_AARCH64), \
+  $(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-torch test test-mxnet test-torch test-core test-cu112 test-gpu bed lint sanitize fuzz wheel docs clean
+.PHONY: help demo demo-torch test test-mxnet test-torch test-core test-cu112 test-gpu test-aarch64 bed lint sanitize fuzz wheel \
+  wheel-aarch64 sdist release docs clean
 
 help:
 	@echo "make demo        train on real images with and without compression, and compare (minutes)"
@@ -80,11 +92,15 @@ help:
 	@echo "make test-core   run the tests that need no framework, in an environment without one"
 	@echo "make test-gpu    run the kernels on this machine's GPU, and compare with the CPU"
 	@echo "make test-cu112  run the tests of mxnet-cu112 (a wheel of 499 MB) on an emulated GPU"
+	@echo "make test-aarch64  build the wheel for aarch64, and test it in QEMU; needs Debian's cross compiler (10 minutes)"
 	@echo "make bed         build that emulated GPU; tests/cu112/bed COMMAND runs a command on it"
 	@echo "make lint        check the Python files with ruff"
 	@echo "make sanitize    run the kernels' tests and the fuzzer's inputs under sanitizers"
 	@echo "make fuzz        fuzz decoders and messages for SECONDS=n; needs clang"
+	@echo "make sdist       pack the sources in dist/"
 	@echo "make wheel       build the wheel for all Python versions in dist/"
+	@echo "make wheel-aarch64  cross-compile the wheel for aarch64"
+	@echo "make release     build both wheels and the sdist in dist/, and check, install and train with each (30 minutes)"
 	@echo "make docs        build the site of the documentation in $(SITE)"
 	@echo "make clean       remove all environments and build folders"
 
@@ -159,13 +175,41 @@ wheel: $(VENV)/.installed
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --plat $(PLATFORM) --only-plat \
 	  --exclude libgomp.so.1 --wheel-dir dist $(UNAUDITED)/*.whl
 
+# It has no MXNet operators, because MXNet has no wheel for aarch64. auditwheel finds the oldest platform it runs on.
+wheel-aarch64: $(RELEASE_VENV)/.installed
+	@echo "== Cross-compiling the wheel for aarch64"
+	rm -rf $(AARCH64_UNAUDITED) build/lib.linux-aarch64*
+	CMAKE_TOOLCHAIN_FILE="$(CURDIR)/operators/aarch64.cmake" _PYTHON_HOST_PLATFORM=linux-aarch64 \
+	  $(RELEASE_PY) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+	  --wheel-dir $(AARCH64_UNAUDITED) .
+	@echo "== Checking that it runs on $(AARCH64_PLATFORM)"
+	PATH="$(abspath $(RELEASE_VENV))/bin:$$PATH" $(RELEASE_PY) -m auditwheel repair --only-plat \
+	  --exclude libgomp.so.1 --wheel-dir dist $(AARCH64_UNAUDITED)/*.whl
+	ls $(FILES)-*-$(AARCH64_PLATFORM).whl
+
+sdist: $(RELEASE_VENV)/.installed
+	@echo "== Packing the sources"
+	$(RELEASE_PY) setup.py --quiet sdist --dist-dir dist
+
+test-aarch64: wheel-aarch64 $(TESTED)/.built $(TORCH_VENV)/.installed
+	@echo "== Testing the wheel for aarch64"
+	$(if $(filter $(TESTED),$(TORCH_VENV)),$(WITH_TORCH),$(PY)) \
+	  -m tests.aarch64 $(FILES)-*-$(AARCH64_PLATFORM).whl $(TORCH_PY)
+
+release: wheel sdist test-aarch64
+	@echo "== Checking the texts that the package index shows"
+	$(RELEASE_PY) -m twine check --strict $(FILES)*
+	@echo "== Installing the wheel and the sdist in fresh environments, training and testing there"
+	$(TORCH_PY) tests/neutral/installation/release.py $(FILES)-*-$(PLATFORM).whl $(FILES).tar.gz
+	@echo "== Ready to upload: $(FILES)*"
+
 docs: $(VENV)/.installed
 	@echo "== Building the site of the documentation"
 	$(PY) -m mkdocs build --quiet --site-dir $(abspath $(SITE))
 	@echo "== It begins at $(SITE)/index.html"
 
 clean:
-	rm -rf $(VENV) $(CORE_VENV) $(CU112_VENV) $(TORCH_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
+	rm -rf $(VENV) $(CORE_VENV) $(CU112_VENV) $(TORCH_VENV) $(RELEASE_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
 
 # Creates an environment with the first supported Python; without one, fails with advice.
 define environment
@@ -217,6 +261,14 @@ $(CORE_VENV)/.made:
 $(CORE_VENV)/.installed: $(CORE_VENV)/.made $(CORE_REQUIREMENTS)
 	@echo "== Installing $(DEPENDENCIES) and the pinned requirements of the build and the tests"
 	$(CORE_PY) $(INSTALL) --no-deps $(DEPENDENCIES) $(CORE_REQUIREMENTS:%=-r %)
+	@touch $@
+
+$(RELEASE_VENV)/.made:
+	$(call environment,$(OF_TORCH),3.10 or newer,auditwheel supports no older versions.)
+
+$(RELEASE_VENV)/.installed: $(RELEASE_VENV)/.made requirements/build.txt $(RELEASE)
+	@echo "== Installing what builds and checks a release"
+	$(RELEASE_PY) $(INSTALL) -r requirements/build.txt -r $(RELEASE)
 	@touch $@
 
 # This environment has mxnet-cu112 instead of mxnet.

@@ -1,9 +1,13 @@
 #include "core/isa.h"
 
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
 
 namespace gluon_gc {
 namespace {
+
+#if defined(__x86_64__)
 
 // Uses cpuid, because clang's __builtin_cpu_supports does not know "f16c".
 bool has_f16c() {
@@ -18,6 +22,12 @@ Isa detect() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   return avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::scalar;
 }
+
+#else
+
+Isa detect() { return last_isa; }
+
+#endif
 
 }  // namespace
 

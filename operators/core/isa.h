@@ -1,4 +1,5 @@
-// The instruction sets that kernels are compiled for, and the choice between them at run time.
+// The instruction sets that kernels are compiled for, and the choice between them at run time. On aarch64 that is only
+// the scalar code, which the compiler turns into NEON instructions. operators/CMakeLists.txt has the same lists.
 //
 // Rules for kernel sources, which CMake compiles once for each instruction set:
 // - The linker must be able to tell the copies apart. So the entry points are a constant with the instruction set in
@@ -14,17 +15,23 @@ namespace gluon_gc {
 // Each instruction set includes the ones before it.
 enum class Isa { scalar, avx2, avx512 };
 
+#if defined(__x86_64__)
+constexpr Isa last_isa = Isa::avx512;
+#else
+constexpr Isa last_isa = Isa::scalar;
+#endif
+
 // The best instruction set of this CPU.
 Isa best_isa();
 
 // Returns call(std::integral_constant<Isa, isa>).
 template <typename Call>
 auto dispatch(Isa isa, Call call) {
-  switch (isa) {
-    case Isa::avx512: return call(std::integral_constant<Isa, Isa::avx512>());
-    case Isa::avx2: return call(std::integral_constant<Isa, Isa::avx2>());
-    default: return call(std::integral_constant<Isa, Isa::scalar>());
+  if constexpr (last_isa == Isa::avx512) {
+    if (isa == Isa::avx512) return call(std::integral_constant<Isa, Isa::avx512>());
+    if (isa == Isa::avx2) return call(std::integral_constant<Isa, Isa::avx2>());
   }
+  return call(std::integral_constant<Isa, Isa::scalar>());
 }
 
 }  // namespace gluon_gc

@@ -56,7 +56,9 @@ struct Blocks {
     const std::size_t parts = this->parts(threads);
     const auto run = [=](std::size_t part) {
       body(part, part * count / parts, (part + 1) * count / parts);
+#if defined(__x86_64__)
       __builtin_ia32_sfence();  // other threads may read what it has stored past the caches (vec.h)
+#endif
     };
     if (parts == 1) return run(0);
 #pragma omp parallel for num_threads(parts) schedule(static)

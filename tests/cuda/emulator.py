@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import platform
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 OPERATORS = HERE.parents[1] / "operators"
 BUILD = HERE.parents[1] / "build" / "emulator"
+RUNS = platform.machine() == "x86_64"
+"""Whether this machine can run it: emulator.cpp switches between fibers in assembly of x86-64."""
 SOURCES = {path.stem: path for path in sorted(OPERATORS.glob("cuda/**/*.cu"))}
 FOLDER = OPERATORS / "cuda" / "compressors"
 COMPRESSORS = tuple(name for name, path in SOURCES.items() if FOLDER in path.parents)

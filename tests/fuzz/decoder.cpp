@@ -146,6 +146,15 @@ class Decoder {
     if (momentum_) expect(same(*momentum_, *other.momentum_), "every instruction set keeps the same momentum");
   }
 
+  void add_results_to_digest() const {
+    add_to_digest(&decoded_status, sizeof(decoded_status));
+    add_values_to_digest(*values, given_.dtype);
+    for (const std::string& payload : made_) add_to_digest(payload.data(), payload.size());
+    for (const Room& room : made_values_) add_values_to_digest(room, given_.dtype);
+    for (const Room& room : residual_) add_values_to_digest(room, given_.dtype);
+    if (momentum_) add_values_to_digest(*momentum_, given_.dtype);
+  }
+
   gluon_gc_needs needs{};
   std::string problem;  // why there is no codec
   gluon_gc_status decoded_status{};
@@ -230,15 +239,20 @@ void run(const Case& given) {
     if (isa == 0) first = std::move(decoder);
     Decoder& of_isa = isa == 0 ? *first : *decoder;
     expect(of_isa.problem == first->problem, "every instruction set refuses the same options");
+    if (isa == 0) add_to_digest(first->problem.data(), first->problem.size());
     if (!of_isa.problem.empty()) continue;
     expect(std::memcmp(&of_isa.needs, &first->needs, size_of_needs) == 0, "all have the same needs");
     if (of_isa.too_large()) return;
     const std::vector<int> verdicts = of_isa.verdicts();
-    if (isa == 0) expected = verdicts;
+    if (isa == 0) {
+      expected = verdicts;
+      add_to_digest(verdicts.data(), verdicts.size() * sizeof(int));
+    }
     expect(verdicts == expected, "every instruction set finds the same payloads valid");
     if (!of_isa.decode(verdicts)) continue;
     of_isa.compress_again();
-    if (isa != 0) of_isa.expect_same(*first);
+    if (isa == 0) first->add_results_to_digest();
+    else of_isa.expect_same(*first);
   }
 }
 

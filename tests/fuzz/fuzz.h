@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -16,6 +17,13 @@ inline void expect(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "not true: %s\n", what);
   std::abort();
+}
+
+// A hash (FNV-1a) of results, which replay.cpp prints. Machines of every architecture must agree on it.
+inline std::uint64_t digest = 0xcbf29ce484222325;
+
+inline void add_to_digest(const void* results, std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i) digest = (digest ^ static_cast<const std::uint8_t*>(results)[i]) * 0x100000001b3;
 }
 
 // The remaining bytes of an input. Values beyond its end are 0.
@@ -89,6 +97,20 @@ inline bool same_values(const Room& a, const Room& b, std::size_t itemsize) {
   if (a.size != b.size) return false;
   return itemsize == sizeof(float) ? same_floats(a.as<float>(), b.as<float>(), a.size / itemsize)
                                    : same_floats(a.as<double>(), b.as<double>(), a.size / itemsize);
+}
+
+template <typename T>
+void add_floats_to_digest(const T* values, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const T value = values[i] == values[i] ? values[i] : std::numeric_limits<T>::quiet_NaN();
+    add_to_digest(&value, sizeof(value));
+  }
+}
+
+// Adds an array to the digest; all NaNs count as the same one.
+inline void add_values_to_digest(const Room& values, std::size_t itemsize) {
+  itemsize == sizeof(float) ? add_floats_to_digest(values.as<float>(), values.size / itemsize)
+                            : add_floats_to_digest(values.as<double>(), values.size / itemsize);
 }
 
 }  // namespace gluon_gc

@@ -1,9 +1,13 @@
-// Runs a harness without a fuzzer, on the files that the command line names.
+// Runs a harness without a fuzzer, on the files that the command line names. Prints each name, and then the digest of
+// the results so far (fuzz.h).
+#include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <string>
+
+#include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
@@ -19,5 +23,6 @@ int main(int count, char** names) {
     std::printf("%s\n", names[i]);
     std::fflush(stdout);
     LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+    std::printf("%016" PRIx64 "\n", gluon_gc::digest);
   }
 }

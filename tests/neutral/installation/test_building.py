@@ -66,6 +66,15 @@ def test_without_mxnet_its_operators_are_left_out(tmp_path):
     assert "MXNet is not installed" in done.stdout and "-DMXNET_DIR= " in done.stdout
 
 
+def test_a_processor_without_kernels_is_refused_by_name(tmp_path):
+    sources = ["-S", ROOT / "operators", "-B", tmp_path]
+    system = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=riscv64"]
+    command = [sys.executable, "-m", "cmake", *sources, *system]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
+    assert done.returncode != 0
+    assert "gluon_gc runs on x86_64 and aarch64, not on riscv64" in done.stderr
+
+
 @pytest.mark.parametrize("asked, fetched", [("", []), ("0", []), ("1", ["nvidia-cuda-nvrtc-cu11"])])
 def test_pip_fetches_what_compiles_kernels_for_gpus_where_they_are_asked_for(asked, fetched):
     code = "from setuptools import build_meta; print(build_meta.get_requires_for_build_wheel())"

@@ -44,40 +44,7 @@ y, _ = codec.decompress(payload)
 print(np.flatnonzero(y).tolist(), np.array_equal(y[y != 0], x[y != 0]))
 """
 
-TORCH = """
-import importlib.util
-
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-import gluon_gc
-import gluon_gc.torch as bps
-
-assert importlib.util.find_spec("mxnet") is None
-bps.init()
-torch.manual_seed(0)
-model = torch.nn.Linear(4096, 1)
-x = torch.randn(64, 4096)[bps.rank() :: bps.size()]
-y = x[:, :1] - x[:, 1:2]
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-ddp = DistributedDataParallel(model)
-params = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
-state = bps.CompressionState(model.named_parameters(), params, optimizer)
-ddp.register_comm_hook(state, bps.compression_hook)
-losses = []
-for step in range(20):
-    loss = torch.nn.functional.mse_loss(ddp(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-assert losses[-1] < 0.9 * losses[0], losses
-ratio = state.compression_stats()["total"]["ratio"]
-total = model.weight.detach().double().sum().item()
-with open(f"rank{bps.rank()}", "w") as file:
-    print(bps.size(), round(ratio), total, file=file)
-bps.shutdown()
-"""
+TORCH = Path(__file__).with_name("train.py")
 
 
 @pytest.fixture(scope="module")
@@ -292,10 +259,9 @@ def test_pytorchs_environment_has_what_the_extra_for_pytorch_asks_for(torch_envi
 
 
 def test_the_wheel_trains_under_torchrun_without_mxnet(torch_environment, tmp_path):
-    (tmp_path / "train.py").write_text(TORCH)
     python = torch_environment / "bin" / "python"
     torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    code, out, err = finish([*torchrun, "train.py"], tmp_path)
+    code, out, err = finish([*torchrun, TORCH], tmp_path)
     assert code == 0, out + err
     first, second = ((tmp_path / f"rank{rank}").read_text().split() for rank in (0, 1))
     assert first == second and first[0] == "2" and int(first[1]) == 28

@@ -1,0 +1,1 @@
+"""Runs the library for aarch64 in an emulator, and compares its bits with those of x86-64."""
