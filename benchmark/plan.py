@@ -54,9 +54,9 @@ def resnet18() -> tuple:
 
 
 def language_model() -> tuple:
-    """Return the model of language_model.py with AdamW, and a batch."""
+    """Return the model of language_model.py with SGD, and a batch."""
     model = Transformer(256, 4, 4, 128)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     text = torch.randint(256, (4, 129))
     return model, optimizer, text[:, :-1], text[:, 1:].flatten()
 

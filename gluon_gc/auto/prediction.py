@@ -2,8 +2,8 @@
 
 The model of a step: DistributedDataParallel exchanges gradients in buckets, each when backward has
 computed all of its tensors. Backward takes two thirds of a step, and as long for each tensor as for
-any other. Exchanges hide behind backward, but work of the processors hides only if backward leaves
-them free. Algorithms exchange after backward.
+any other. Exchanges hide behind backward on a GPU. A backward that keeps the processors busy hides
+nothing: the threads of the exchange need them, too. Algorithms exchange after backward.
 """
 
 from __future__ import annotations
@@ -166,11 +166,12 @@ def _predicted(method: Method, shapes: Shapes, job: Job) -> Prediction:
     else:
         gradients = list(zip((4 * size for _, size in reversed(sizes)), costs))
         buckets = _buckets(gradients)
-        rounds, exposed = len(buckets), _exposed(buckets, start, job)
+        rounds = len(buckets)
+        if job.step_seconds and not job.processors_busy:
+            exposed = _exposed(buckets, start, _BACKWARD * job.step_seconds)
     exchange = sum(cost.seconds for cost in costs) + rounds * start + products
-    if exposed is None or not job.step_seconds:
+    if exposed is None:
         exposed = exchange
-    exposed = min(exposed, exchange)
     sent = job.topology.local_size * sum(cost.bytes for cost in costs)
     every = method.every
     return Prediction(
@@ -187,21 +188,17 @@ Bucket = Sequence[Tuple[int, Cost]]
 """The bytes and the cost of gradients, in the order of backward."""
 
 
-def _exposed(buckets: Sequence[Bucket], start: float, job: Job) -> float:
+def _exposed(buckets: Sequence[Bucket], start: float, backward: float) -> float:
     """The seconds by which the exchange of buckets lengthens a step.
 
     Each bucket takes `start` seconds besides those of its gradients.
     """
-    backward, end, last, done = _BACKWARD * job.step_seconds, 0.0, 0.0, 0
-    count = sum(map(len, buckets))
+    end, done, count = 0.0, 0, sum(map(len, buckets))
     for bucket in buckets:
         done += len(bucket)
-        last = backward * done / count
-        busy = sum(cost.processor for _, cost in bucket)
-        if job.processors_busy:  # the rest of backward is later by as much
-            backward += busy
-        end = max(end, last) + start + busy + sum(cost.network for _, cost in bucket)
-    return end - _BACKWARD * job.step_seconds
+        ready = backward * done / count
+        end = max(end, ready) + start + sum(cost.seconds for _, cost in bucket)
+    return end - backward
 
 
 def _buckets(costs: Bucket) -> List[Bucket]:

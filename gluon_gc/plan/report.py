@@ -35,9 +35,11 @@ class Report:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the text."""
         plain = self._plain
-        of_step = f"A step computes {self.step_seconds:.3g} s. Backward hides a part of an exchange"
-        if not self.step_seconds:
-            of_step = "Seconds are those of the exchange: give --step-seconds to add computing"
+        of_step = "Seconds are those of the exchange: give --step-seconds to add computing"
+        if self.step_seconds:
+            hides = any(each.hidden for each in self.predictions)
+            what = "hides a part" if hides else "needs the processors, so it hides nothing"
+            of_step = f"A step computes {self.step_seconds:.3g} s. Backward {what} of an exchange"
         yield (
             f"{self.parameters:,} parameters in {self.tensors} tensors, float32 gradients, "
             f"{self.workers} workers on {self.machines} machines, links of "
