@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 benchmark/sharded_sites.py --inside 1
 
 The workers of a site divide the batch that one worker would have. So both commands print the same
-losses, but for rounding.
+losses, but for rounding. With --onebit they differ, because each worker has a scale of its own.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=20, help="steps between rounds")
     parser.add_argument("--batch-size", type=int, default=16, help="of each site")
+    parser.add_argument("--onebit", action="store_true", help="compress what sites exchange")
     return parser.parse_args()
 
 
@@ -57,7 +58,7 @@ def main() -> None:
     optimizer = bps.DistributedOptimizer(
         torch.optim.AdamW(net.parameters(), 2e-3, (0.9, 0.95), weight_decay=0.1),
         net.named_parameters(),
-        compression_params=COMPRESSION,
+        compression_params=COMPRESSION if args.onebit else None,
         algorithm={"name": "local_steps", "every": args.every},
         process_group=mesh["sites"].get_group(),
     )
