@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 benchmark/sharded_sites.py --inside 1
 
 The workers of a site divide the batch that one worker would have. So both commands print the same
-losses, but for rounding. With --onebit they differ, because each worker has a scale of its own.
+losses with --steps 40. Later, rounding makes them differ. With --onebit they differ from the first
+round on, because each worker has a scale of its own.
 """
 
 from __future__ import annotations
