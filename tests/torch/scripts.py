@@ -39,7 +39,7 @@ def run(file, *arguments, workers=2, **variables):
     return said
 
 
-def run_torchrun(file, *arguments, workers=2, **variables):
+def run_torchrun(file, *arguments, workers=2, timeout=_TIMEOUT, **variables):
     """Run a script in workers that torchrun starts, which takes longer; returns their output."""
     done = subprocess.run(
         command(file, *arguments, workers=workers),
@@ -47,7 +47,7 @@ def run_torchrun(file, *arguments, workers=2, **variables):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
-        timeout=_TIMEOUT,
+        timeout=timeout,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

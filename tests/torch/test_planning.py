@@ -16,7 +16,8 @@ from gluon_gc.plan import model
 from tests.torch.scripts import command, environ
 
 HERE = ["--rate", "10Mbit", "--workers", "8"]
-TIMEOUT = 300
+TIMEOUT = 280
+pytestmark = pytest.mark.timeout(300)
 
 
 def run(words):
