@@ -483,6 +483,8 @@ class _Progress:
             self.busy.add(-1)
             problem = header.problem(under_way.outcome, self.names, self.unused)
             error = RuntimeError(problem) if problem else None
+            if not self._under_way and error is None:
+                self.transfers.settled()
             under_way.finish(Result(nonfinite, under_way.unused), error)
 
     def failed(self, task: Task, error: BaseException) -> None:

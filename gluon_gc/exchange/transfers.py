@@ -30,6 +30,7 @@ class Transfers:
         self._on_host = Collectives(partial(ToOwners, memory=memory), partial(ToAll, memory=memory))
         self.out_of_step = False  # whether a worker exchanges other tensors than its peers
         self._kept: Dict[Any, List[Stages]] = {}
+        self._dropped: List[Stages] = []  # since `settled`: a worker out of step may still send
 
     def of(self, key: Any, make: Callable[[], Iterable[Stages]]) -> List[Stages]:
         """Return the transfers with this key. They are made if they do not exist."""
@@ -40,7 +41,14 @@ class Transfers:
     def drop(self, keys: Iterable[Any]) -> None:
         """Forget transfers. They are created again when needed."""
         for key in keys:
-            self._kept.pop(key, None)
+            self._dropped += self._kept.pop(key, ())
+
+    def settled(self) -> None:
+        """Free the dropped transfers: all workers have ended the same jobs, and none is under way.
+
+        A message without a buffer would stop its connection.
+        """
+        self._dropped.clear()
 
     def __iter__(self) -> Iterator[Stages]:
         return itertools.chain.from_iterable(self._kept.values())

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -338,6 +339,10 @@ def test_workers_that_freeze_other_parameters_are_told():
     net.second.weight.requires_grad_(dist.get_rank() == 0)
     said = 'worker 1 has frozen ["second.weight"] for the algorithm, but worker 0 has []'
     raised(RuntimeError, said, lambda: train(net, optimizer, [1]))
+    busy = time.process_time()
+    time.sleep(0.5)
+    # A message without a buffer would keep Gloo's thread busy for ever.
+    assert time.process_time() - busy < 0.05
     optimizer.compression_state.close()
 
 
