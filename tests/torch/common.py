@@ -1,8 +1,10 @@
 """Code that the workers' jobs share: a network, training loops, and checks."""
 
 import copy
+import gc
 import itertools
 import logging
+import time
 from contextlib import contextmanager
 
 import torch
@@ -137,6 +139,19 @@ def raised(kind, said, function):
         assert said in str(error), error
         return
     raise AssertionError(f"nothing said {said}")
+
+
+def settled(read):
+    """What `read` returns once it has been the same for half a second: what has been closed before
+    ends on its own time."""
+    found = read()
+    for _ in range(60):
+        gc.collect()
+        time.sleep(0.5)
+        before, found = found, read()
+        if found == before:
+            return found
+    raise AssertionError(f"it changes all the time, at last to {found}")
 
 
 def other_parameters_are_told(distributed):

@@ -16,6 +16,7 @@ from tests.torch.common import (
     Net,
     logged,
     raised,
+    settled,
     sgd,
     train,
     train_once,
@@ -102,6 +103,10 @@ def test_whoever_waits_is_told_of_an_error_at_the_end():
 # Rounds of init and shutdown
 
 
+def files_and_threads():
+    return [len(os.listdir(folder)) for folder in ("/proc/self/fd", "/proc/self/task")]
+
+
 @on_workers(2)
 def test_rounds_of_init_and_shutdown_leave_nothing():
     bps.shutdown()
@@ -118,10 +123,9 @@ def test_rounds_of_init_and_shutdown_leave_nothing():
             state.close()
         del net, optimizer, ddp, state, other, distributed
         bps.shutdown()
-        folders = ("/proc/self/fd", "/proc/self/task")
-        counts.append([len(os.listdir(folder)) for folder in folders])
-    settled = counts[1:]  # in the first round, threads of an earlier test may still end
-    assert settled == settled[:1] * 3, counts
+        counts.append(settled(files_and_threads))
+    later = counts[1:]  # in the first round, threads of an earlier test may still end
+    assert later == later[:1] * 3, counts
     bps.init()
 
 

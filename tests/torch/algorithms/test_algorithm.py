@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from tests.torch.common import (
     logged,
     loss_of,
     raised,
+    settled,
     step_with_closures,
 )
 from tests.torch.test_workers import link_of
@@ -734,18 +734,6 @@ def test_what_is_not_finite_in_a_round_is_named_by_all():
     for name, anchor in optimizer.compression_state.driver.state["anchor"].items():
         assert torch.equal(net.get_parameter(name), anchor), name
     optimizer.compression_state.close()
-
-
-def settled(read):
-    """What `read` returns once it has been the same for half a second: what has been closed before
-    ends on its own time."""
-    found = read()
-    for _ in range(60):
-        time.sleep(0.5)
-        before, found = found, read()
-        if found == before:
-            return found
-    raise AssertionError(f"it changes all the time, at last to {found}")
 
 
 @on_workers(2)
