@@ -43,7 +43,7 @@ def test_four_workers_survive_kills_and_have_the_same_bits(tmp_path, workers):
     replay = require_sound(run, alive)
     for worker, batch_size, left_out in zip(alive, (4, 7, 2, 3), (0, 1, 1, 1)):
         # The first gradient of a worker that joins late is of other parameters.
-        assert worker.steps == worker.facts["updates"] + left_out
+        assert worker.steps == worker.facts["updates"] + left_out, worker.name
         weight, entry = weights(replay, worker)
         assert weight == batch_size * (entry["steps"] - left_out)
         assert entry["loss"] > 0
