@@ -160,18 +160,15 @@ def _predicted(method: Method, shapes: Shapes, job: Job) -> Prediction:
     for name, size in reversed(sizes):
         own = plan.params_for_dimensions(params, len(shapes[name]))
         costs.append(job.cost(Tensor(name, size, "float32", own), method.codec))
-    exposed, computing = None, job.step_seconds
+    computing, buckets = job.step_seconds, None
     if algorithm is not None:  # it works without DistributedDataParallel
         computing = max(0.0, computing - job.copying * elements * job.crowding)
     else:
-        gradients = list(zip((4 * size for _, size in reversed(sizes)), costs))
-        buckets = _buckets(gradients)
+        buckets = _buckets(list(zip((4 * size for _, size in reversed(sizes)), costs)))
         rounds = len(buckets)
-        if job.step_seconds and not job.processors_busy:
-            exposed = _exposed(buckets, start, _BACKWARD * job.step_seconds)
-    exchange = sum(cost.seconds for cost in costs) + rounds * start + products
-    if exposed is None:
-        exposed = exchange
+    exchange = exposed = sum(cost.seconds for cost in costs) + rounds * start + products
+    if buckets is not None and job.step_seconds and not job.processors_busy:
+        exposed = _exposed(buckets, start, _BACKWARD * job.step_seconds)
     sent = job.topology.local_size * sum(cost.bytes for cost in costs)
     every = method.every
     return Prediction(

@@ -305,8 +305,8 @@ def prepare_horovod() -> None:
 
 def interfaces() -> dict[str, str]:
     """The network interfaces that the user names, by the variable."""
-    named = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME")}
-    named["DMLC_INTERFACE"] = get("DMLC_INTERFACE")
+    of_gloo = os.environ.get("GLOO_SOCKET_IFNAME")
+    named = {"GLOO_SOCKET_IFNAME": of_gloo, "DMLC_INTERFACE": get("DMLC_INTERFACE")}
     return {variable: name for variable, name in named.items() if name}
 
 

@@ -105,7 +105,5 @@ if __name__ == "__main__":
     for results in (of_golden_vectors(), of_compressors(), of_other_kernels()):
         for name, array in results:
             if array.dtype.kind == "f":
-                array = np.where(
-                    np.isnan(array), np.nan, array
-                )  # the bits of a NaN are not defined
+                array = np.where(np.isnan(array), np.nan, array)  # a NaN's bits are not defined
             print(hashlib.sha256(array.tobytes()).hexdigest()[:16], name)

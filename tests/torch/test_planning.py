@@ -47,7 +47,7 @@ def test_a_number_of_parameters_on_a_network_that_is_described():
     found = rows(text)
     speedups = [float(row[-1]) for row in found]
     assert len(found) == len(methods("sgd"))
-    assert speedups == sorted(speedups, reverse=True) and speedups[-1] == 1 < speedups[0]
+    assert speedups == sorted(speedups, reverse=True) and speedups[-1] == 1 and speedups[0] > 5
 
 
 def test_a_safetensors_file(tmp_path):
@@ -64,10 +64,11 @@ def test_workers_of_torchrun_measure_their_link_for_a_state_dict(tmp_path):
         {"epoch": 3, "model": Sequential(Linear(30, 900), Linear(900, 5)).state_dict()}, path
     )
     words = command("-m", "gluon_gc", "plan", "--model", path, "--json", "--step-seconds", 0.01)
-    found = json.loads(run(words))
+    found = json.loads(run([*words, "--optimizer", "adam"]))
     assert found["workers"] == found["machines"] == found["sharing"] == 2
     assert not found["rate_given"] and found["rate"] > 1e6
     assert found["parameters"] == 30 * 900 + 900 + 900 * 5 + 5 and found["tensors"] == 4
+    assert {row["method"] for row in found["predictions"]} == {m.name for m in methods("adam")}
     hooks = [row for row in found["predictions"] if row["algorithm"] is None]
     assert hooks and all(row["step"] >= 0.01 for row in hooks)
 

@@ -1,5 +1,6 @@
 """The predictions of `python -m gluon_gc plan` for given measurements."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -56,8 +57,9 @@ def test_a_slower_link_makes_compression_gain_more():
 
 
 def test_no_step_is_shorter_than_its_computation_or_longer_than_both_parts_together():
-    for rate in RATES:
-        for each in predicted(rate=rate, step_seconds=0.2, start=0.01).values():
+    for rate, busy in itertools.product(RATES, (True, False)):
+        of_job = {"rate": rate, "step_seconds": 0.2, "start": 0.01, "processors_busy": busy}
+        for each in predicted(**of_job).values():
             assert 0.2 <= each.step <= 0.2 + each.exchange + 1e-9
             assert each.hidden == pytest.approx(0.2 + each.exchange - each.step)
 
