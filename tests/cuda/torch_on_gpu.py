@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import gluon_gc.torch as bps  # noqa: E402
 from gluon_gc import mailbox  # noqa: E402
+from tests.torch.common import in_flight_together  # noqa: E402
 
 SIZES = (3_000_017, 70_000, 1001, 4_194_304, 5)
 STEPS = 4
@@ -189,13 +190,7 @@ class Racer:
 
 def raced(device, params, steps=30):
     """Return the averages of two exchanges that are always in flight together."""
-    racers = [Racer(device, params, seed, steps) for seed in range(2)]
-    for step in range(steps):
-        for racer in racers:
-            racer.start(step)
-        for racer in racers:
-            racer.finish()
-    return [result for racer in racers for result in racer.close()]
+    return in_flight_together([Racer(device, params, seed, steps) for seed in range(2)], steps)
 
 
 def check_races(device, params):

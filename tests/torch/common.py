@@ -154,6 +154,16 @@ def settled(read):
     raise AssertionError(f"it changes all the time, at last to {found}")
 
 
+def in_flight_together(exchanges, steps):
+    """Return the results of objects whose exchanges are started together in each step."""
+    for step in range(steps):
+        for exchange in exchanges:
+            exchange.start(step)
+        for exchange in exchanges:
+            exchange.finish()
+    return [result for exchange in exchanges for result in exchange.close()]
+
+
 def other_parameters_are_told(distributed):
     """Check that workers with other parameters are told. `distributed` makes the optimizer."""
     net = Net()

@@ -15,7 +15,7 @@ import gluon_gc.torch as bps
 from gluon_gc.exchange import transfers
 from gluon_gc.torch.transport import gpu, gpu_calls, nccl, staging
 from tests.cuda import emulator
-from tests.torch.common import SIGNS, TOPK, raised
+from tests.torch.common import SIGNS, TOPK, in_flight_together, raised
 from tests.torch.workers import run
 
 from . import emulated, streams
@@ -94,12 +94,7 @@ def results(params, late=None, **more):
     streams.lazy.update(late or ())
     with mock.patch.object(transfers, "_TRANSFER_BYTES", 400):  # several transfers in a job
         scripts = [Script(params, late is not None, steps=steps, **more) for steps in (True, False)]
-        for step in range(STEPS):
-            for script in scripts:
-                script.start(step)
-            for script in scripts:
-                script.finish()
-        return [result for script in scripts for result in script.close()]
+        return in_flight_together(scripts, STEPS)
 
 
 def equal(some, others):
