@@ -26,6 +26,8 @@ CLUSTER = {
 P3 = {"DMLC_PS_VAN_TYPE": "p3"}
 PYTHON = (sys.executable, "-c")
 FOREVER = "import time; time.sleep(1000)"
+# A signal that arrives just before a sleep is handled after it.
+UNTIL_SIGNAL = "while True: time.sleep(0.05)"
 UNTIL_WORKERS_ARE_DONE = """
 import pathlib, time
 while len(list(pathlib.Path().glob("done.*"))) < int(os.environ["DMLC_NUM_WORKER"]):
@@ -349,7 +351,7 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 open(f"ready.{{os.getpid()}}", "w").close()
-time.sleep(1000)"""
+{UNTIL_SIGNAL}"""
     words = [*PYTHON, source, "|", *PYTHON, NOTE_PID + FOREVER, "&&", "touch", "went-on"]
     process = launch(*words, **worker(BYTEPS_LOCAL_SIZE=str(size)))
     wait_for(lambda: len(list(tmp_path.glob("ready.*"))) == size)
@@ -601,7 +603,7 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 open("ready", "w").close()
-time.sleep(1000)"""
+{UNTIL_SIGNAL}"""
     process = launch(*local(1, 1, source))
     wait_for(lambda: len(pids(tmp_path)) == 3 and (tmp_path / "ready").exists())
     process.terminate()

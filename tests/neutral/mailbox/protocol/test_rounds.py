@@ -308,9 +308,7 @@ def test_a_run_is_not_continued_with_other_chunks_and_may_be_with_another_every(
 def test_no_more_than_two_states_and_the_payloads_since_remain_but_all_results(url, keep):
     member, most = Member(url, 0, keep=keep, grace=1e-9).join(), 0
     for step in range(1, 6 * keep + 2):
-        member.train()
-        if member.participant()._saving is not None:
-            member.participant()._saving.join(TIMEOUT)
+        member.train().saved()
         states = [entry.name for entry in Store(url).list(objects.states_folder("difference"))]
         rounds = [entry.name for entry in Store(url).list(objects.rounds_folder("difference"))]
         assert 1 <= len(states) <= 2
@@ -462,8 +460,7 @@ def test_a_state_that_cannot_be_saved_is_left_to_a_later_round(url, logged):
         raise StoreError("disk full")
 
     member.store.trap("put", "/states/", fail)
-    member.train(8)
-    member.participant()._saving.join(TIMEOUT)
+    member.train(8).saved()
     assert "disk full: the state after round 2 is not saved" in logged.text
     assert "Training goes on locally" not in logged.text
     states = Store(url).list(objects.states_folder("difference"))
@@ -499,7 +496,7 @@ def test_a_worker_in_a_decided_round_does_not_wait_for_others(url):
     """With min_workers 2, nobody else comes there any more."""
     member = Member(url, 0, keep=1, grace=1e-9).join().train()
     sleeper = Member(url, 1, keep=1, grace=LONG, min_workers=2).join()
-    sleeper.store.trap("put", "/payloads/", partial(member.train, 5))
+    sleeper.store.trap("put", "/payloads/", lambda: [member.train().saved() for _ in range(5)])
     sleeper.train()
     assert sleeper.participant().round == 7
     assert_equal(sleeper.shared(), member.shared())

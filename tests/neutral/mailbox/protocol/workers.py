@@ -118,6 +118,13 @@ class Member(Worker):
             self.driver.step(self.update)
         return self
 
+    def saved(self):
+        """Wait until the state is saved that it saves on a thread, if any."""
+        saving = self.participant()._saving
+        if saving is not None:
+            saving.join(TIMEOUT)
+        return self
+
     def shared(self):
         """Copies of the anchors and the outer momentum, by kind and parameter."""
         return {
