@@ -4,7 +4,7 @@ That loop is the kernel's limit. For each kernel, size and number of threads, th
 GB/s of float32 data for the kernel and for its limit, and the ratio time(limit) / time(kernel).
 The two run alternately on the same arrays.
 
-    python benchmark/kernels.py [--json FILE] [--seconds S] [--isa ISA]
+    python benchmark/kernels.py [--json FILE] [--seconds S] [--isa ISA] [--sizes N [N ...]]
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gluon_gc import kernels  # noqa: E402
-from gluon_gc.kernels.library import Call, check  # noqa: E402
+from gluon_gc.kernels.library import Call, StateAddresses, check  # noqa: E402
 
-SIZES = (64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
+SIZES = [64 * 1024, 1024 * 1024, 16 * 1024 * 1024]
 THREADS = (1, 2)
 PAGE = 4096
 START = kernels.position((2**63 + 12345, 987654321))
@@ -116,13 +116,15 @@ class Coding(NamedTuple):
         memory = [staggered(array) for array in state.memory]
         values = self.gradient if self.out is None else self.out
         arrays = dict(values=values, payload=payload, payloads=payload)
-        if state.momentum is not None:
-            arrays["momentum"] = staggered(state.momentum)
+        momentum = None if state.momentum is None else staggered(state.momentum)
         call = Call(
             codec=codec._handle,
             scale=1,
             ratio=1,
-            memory=(ctypes.c_void_p * 2)(*(array.ctypes.data for array in memory)),
+            state=StateAddresses(
+                None if momentum is None else momentum.ctypes.data,
+                (ctypes.c_void_p * 2)(*(array.ctypes.data for array in memory)),
+            ),
             position=START,
             stride=payload.size,
             count=1,
@@ -133,7 +135,7 @@ class Coding(NamedTuple):
         )
         library = kernels.library
         entry = library.gluon_gc_compress if self.out is None else library.gluon_gc_decompress
-        keep = codec, workspace, memory, arrays  # the call has pointers into these
+        keep = codec, workspace, momentum, memory, arrays  # the call has pointers into these
         check(entry(ctypes.byref(call), 1))
         return lambda keep=keep: entry(ctypes.byref(call), 1)
 
@@ -218,8 +220,8 @@ def _time(call: Loop, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def results(isa: str, seconds: float) -> Iterator[Dict[str, Any]]:
-    for n in SIZES:
+def results(sizes: Sequence[int], isa: str, seconds: float) -> Iterator[Dict[str, Any]]:
+    for n in sizes:
         for kernel, bench, least_work in cases(n):
             for threads in THREADS:
                 took, least = measure((bench, least_work), n, threads, isa, seconds)
@@ -241,13 +243,14 @@ def main() -> None:
         "--seconds", type=float, default=1.0, help="time for each measurement (default 1)"
     )
     parser.add_argument("--isa", choices=kernels.isas(), default=kernels.isas()[-1])
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="N", help="elements")
     options = parser.parse_args()
 
     print(
         f"{'kernel':30} {'n':>9} {'threads':>7} {'GB/s':>7}   {'limit':12} {'GB/s':>7} {'ratio':>6}"
     )
     rows = []
-    for row in results(options.isa, options.seconds):
+    for row in results(options.sizes, options.isa, options.seconds):
         rows.append(row)
         print(
             "{kernel:30} {n:9} {threads:7} {gbps:7.1f}   "

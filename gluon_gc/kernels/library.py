@@ -24,6 +24,7 @@ TICKET_BYTES = 64
 class Needs(ctypes.Structure):
     """gluon_gc_needs."""
 
+    __slots__ = ()  # a name that is not a field is an error
     _fields_ = [
         ("payload_bytes", _size),
         ("memory", _size * 2),
@@ -63,30 +64,35 @@ class Traits(NamedTuple):
 class _Traits(ctypes.Structure):
     """gluon_gc_traits."""
 
+    __slots__ = ()
     _fields_ = [(name, _integer) for name in Traits._fields]
 
 
 class Position(ctypes.Structure):
     """gluon_gc_position: a position in the random stream, `draws` draws after `state`."""
 
+    __slots__ = ()
     _fields_ = [("state", ctypes.c_uint64 * 2), ("draws", ctypes.c_uint64)]
 
 
 class Status(ctypes.Structure):
     """gluon_gc_status: the total length of the payloads, and `finite`, 1 if all elements are."""
 
+    __slots__ = ()
     _fields_ = [("bytes", ctypes.c_uint64), ("finite", ctypes.c_uint64)]
 
 
 class StateAddresses(ctypes.Structure):
     """gluon_gc_state: the addresses of a codec's momentum and of its memory."""
 
+    __slots__ = ()
     _fields_ = [("momentum", _pointer), ("memory", _pointer * 2)]
 
 
 class Call(ctypes.Structure):
     """gluon_gc_call."""
 
+    __slots__ = ()
     _fields_ = [
         ("codec", _pointer),
         ("values", _pointer),
@@ -112,6 +118,7 @@ class Call(ctypes.Structure):
 class Conversion(ctypes.Structure):
     """gluon_gc_conversion."""
 
+    __slots__ = ()
     _fields_ = [
         ("from_", _pointer),
         ("to", _pointer),
@@ -127,12 +134,14 @@ class Conversion(ctypes.Structure):
 class Values(ctypes.Structure):
     """gluon_gc_values."""
 
+    __slots__ = ()
     _fields_ = [("x", _pointer), ("n", _size), ("itemsize", _integer)]
 
 
 class Clipping(ctypes.Structure):
     """gluon_gc_clipping."""
 
+    __slots__ = ()
     _fields_ = [
         ("scale", ctypes.c_double),
         ("max_norm", ctypes.c_double),
@@ -145,12 +154,14 @@ class Clipping(ctypes.Structure):
 class Rows(ctypes.Structure):
     """gluon_gc_rows."""
 
+    __slots__ = ()
     _fields_ = [("bytes", _size), ("row_words", _size), ("rows", _size)]
 
 
 class LowRank(ctypes.Structure):
     """gluon_gc_low_rank."""
 
+    __slots__ = ()
     _fields_ = [
         ("rows", _size),
         ("columns", _size),

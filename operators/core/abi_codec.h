@@ -36,7 +36,10 @@ inline const Registered& registered(const char* name) {
 }
 
 // The instruction set of the CPU for a codec. A CUDA codec has one too, for sizes and gluon_gc_inspect.
-inline Isa isa_numbered(int isa) { return isa < 0 || isa == gluon_gc_cuda ? best_isa() : static_cast<Isa>(isa); }
+inline Isa isa_numbered(int number, gluon_gc_dtype dtype) {
+  const Isa isa = number < 0 || number == gluon_gc_cuda ? best_isa() : static_cast<Isa>(number);
+  return dtype == gluon_gc_float64 ? isa_for<double>(isa) : isa_for<float>(isa);
+}
 
 inline Plan plan_of(const Traits& traits, const Options& options, std::size_t n, gluon_gc_dtype dtype) {
   const bool corrected = options.is("ef", "corrected") || options.is("ef", "sparse");
@@ -63,7 +66,7 @@ struct Codec : Plan {
       : Codec(registered(name), options, n, dtype, isa) {}
 
   Codec(const Registered& entry, const char* text, std::size_t n, gluon_gc_dtype dtype, int isa)
-      : Codec(*entry.compressor[static_cast<int>(isa_numbered(isa))], Options(text), n, dtype) {
+      : Codec(*entry.compressor[static_cast<int>(isa_numbered(isa, dtype))], Options(text), n, dtype) {
     name = entry.name;
     options = text;
     if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), Options(text), *this);

@@ -163,8 +163,15 @@ struct Compressor {
   void (*make)(void* self, const Options&, std::size_t n);  // assigns a new object of the class to *self, which has
                                                             // max_compressor_bytes
   Functions<float> of_float;
-  Functions<double> of_double;
+  Functions<double> of_double;  // null for AVX2 (isa_for)
 };
+
+// The instruction set whose kernels an array of T gets. With AVX2 the compiler makes slower code of vectors of doubles
+// (vec.h) than without.
+template <typename T>
+constexpr Isa isa_for(Isa isa) {
+  return sizeof(T) == sizeof(double) && isa == Isa::avx2 ? Isa::scalar : isa;
+}
 
 template <typename Kind, typename T>
 constexpr Functions<T> functions_of() {
@@ -188,12 +195,14 @@ constexpr Functions<T> functions_of() {
   };
 }
 
-template <typename Kind>
+template <typename Kind, Isa isa>
 constexpr Compressor compressor_of() {
   static_assert(sizeof(Kind) <= max_compressor_bytes, "the class is larger than max_compressor_bytes");
+  Functions<double> doubles{};
+  if constexpr (isa_for<double>(isa) == isa) doubles = functions_of<Kind, double>();
   return {Kind::traits,
           [](void* self, const Options& options, std::size_t n) { *static_cast<Kind*>(self) = Kind(options, n); },
-          functions_of<Kind, float>(), functions_of<Kind, double>()};
+          functions_of<Kind, float>(), doubles};
 }
 
 #define GLUON_GC_JOIN_(a, b) a##_##b
@@ -203,7 +212,7 @@ constexpr Compressor compressor_of() {
 // static constructor would run at start-up, on CPUs that lack the instruction set too.
 #define GLUON_GC_COMPRESSOR(name, Kind)                                   \
   extern const Compressor GLUON_GC_JOIN(name, GLUON_GC_ISA);              \
-  constexpr Compressor GLUON_GC_JOIN(name, GLUON_GC_ISA) = compressor_of<Kind>();
+  constexpr Compressor GLUON_GC_JOIN(name, GLUON_GC_ISA) = compressor_of<Kind, Isa::GLUON_GC_ISA>();
 
 namespace cuda {
 struct Compressor;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/feedback.h"
 #include "core/rules.h"
@@ -11,9 +12,6 @@
 
 namespace gluon_gc {
 namespace {
-
-// Error feedback: none, p = g + e, or p = g + residual_factor e. `plain` saves a multiplication if it is 1.
-enum class Feedback { none, plain, scaled };
 
 // A residual that is stored as an array; null without feedback. A compressor that stores it in another form (onebit)
 // has its own class with these members.
@@ -48,9 +46,9 @@ struct StateWriter {
 };
 
 // Computes p:  g = gradient * gradient_scale;  m = mu m + g,  g = g + mu m;  p = g + residual_factor e.
-template <typename T, bool has_momentum, Feedback kind, typename Residual>
+template <typename T, bool has_momentum, bool with_feedback, typename Residual>
 struct Correction {
-  static constexpr Feedback feedback = kind;
+  static constexpr bool has_residual = with_feedback;
 
   Correction(const T* gradient, T gradient_scale, const FeedbackState<T>& state, const Residual& residual)
       : gradient(gradient),
@@ -66,7 +64,7 @@ struct Correction {
   Vec<T> operator()(std::size_t i, Lanes present) const {
     prefetch_ahead(gradient + i);
     if constexpr (has_momentum) prefetch_ahead(earlier_momentum + i);
-    if constexpr (feedback != Feedback::none) residual.prefetch(i);
+    if constexpr (has_residual) residual.prefetch(i);
     return at<true>(i, present);
   }
 
@@ -84,8 +82,7 @@ struct Correction {
       if constexpr (update) momentum(m, i, present);
       p = with_momentum(mu, m, p);
     }
-    if constexpr (feedback == Feedback::plain) p = p + residual(i, present);
-    if constexpr (feedback == Feedback::scaled) p = with_residual(p, residual_factor, residual(i, present));
+    if constexpr (has_residual) p = with_residual(p, residual_factor, residual(i, present));
     return p;
   }
 
@@ -96,31 +93,25 @@ struct Correction {
   const Residual residual;
 };
 
-template <bool has_momentum, typename T, typename Residual, typename Sweep>
-auto with_feedback(const T* gradient, T gradient_scale, const FeedbackState<T>& state,
-                   const Residual& residual, Sweep sweep) {
-  using Without = Correction<T, has_momentum, Feedback::none, Residual>;
-  using Plain = Correction<T, has_momentum, Feedback::plain, Residual>;
-  using Scaled = Correction<T, has_momentum, Feedback::scaled, Residual>;
-  if (!residual) return sweep(Without(gradient, gradient_scale, state, residual));
-  if (state.residual_factor == T{1}) return sweep(Plain(gradient, gradient_scale, state, residual));
-  return sweep(Scaled(gradient, gradient_scale, state, residual));
-}
-
 // Returns sweep(correction), where the type of the Correction is specialised for the momentum and the feedback of the
 // state. It reads the residual through `residual`, and not from the state.
 template <typename T, typename Residual, typename Sweep>
 auto with_correction(const T* gradient, T gradient_scale, const FeedbackState<T>& state,
                      const Residual& residual, Sweep sweep) {
-  return state.momentum ? with_feedback<true>(gradient, gradient_scale, state, residual, sweep)
-                        : with_feedback<false>(gradient, gradient_scale, state, residual, sweep);
+  const auto run = [&](auto has_momentum, auto has_residual) {
+    return sweep(Correction<T, has_momentum, has_residual, Residual>(gradient, gradient_scale, state, residual));
+  };
+  using Yes = std::true_type;
+  using No = std::false_type;
+  if (state.momentum) return residual ? run(Yes(), Yes()) : run(Yes(), No());
+  return residual ? run(No(), Yes()) : run(No(), No());
 }
 
 // Reads p again after a first sweep: from the residual array, where the sweep stored p; without feedback it computes p
 // again.
 template <typename T>
 struct Corrected {
-  static constexpr Feedback feedback = Feedback::none;
+  static constexpr bool has_residual = false;
 
   Corrected(const T* gradient, T gradient_scale, const FeedbackState<T>& state)
       : gradient(gradient),

@@ -69,7 +69,7 @@ inline double larger(double a, double b) { return a >= b || a != a ? a : b; }
 template <typename T, typename Correct, typename Lanes>
 Vec<T> corrected_at(const Correct& correct, T* residual, std::size_t i, Lanes present) {
   const Vec<T> p = correct(i, present);
-  if constexpr (Correct::feedback != Feedback::none) store(p, residual + i, present);
+  if constexpr (Correct::has_residual) store(p, residual + i, present);
   return keep(p, present);
 }
 

@@ -82,7 +82,7 @@ double compress_words(const Correct& correct, std::size_t n, const StateWriter<T
                       double* sums, int threads) {
   const auto part = [=](std::size_t i, auto present) {
     const Vec<T> p = correct(i, present);
-    if constexpr (Correct::feedback != Feedback::none) corrected(p, i, present);
+    if constexpr (Correct::has_residual) corrected(p, i, present);
     return keep(p, present);
   };
   return sum_over<Magnitudes<T>>(n, sums, threads, [=](auto& sum, std::size_t i, auto present) {

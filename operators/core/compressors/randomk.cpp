@@ -35,7 +35,7 @@ T correct_range(const Correct& correct, std::size_t begin, std::size_t end, T* r
     for (std::size_t part = 0; part < group_elements / lanes; ++part) {
       const auto here = present.part(part);
       const Vec<T> p = correct(i + part * lanes, here);
-      if constexpr (Correct::feedback != Feedback::none) store(p, residual + i + part * lanes, here);
+      if constexpr (Correct::has_residual) store(p, residual + i + part * lanes, here);
       group_checks = group_checks + (p - p);
     }
     checks = checks + group_checks;

@@ -23,6 +23,15 @@ def test_a_benchmark_has_a_row_for_each_method(script, tmp_path):
         assert f"| {method} |" in done.stdout + done.stderr
 
 
+def test_each_kernel_is_compared_with_its_limit():
+    command = [sys.executable, SCRIPTS / "kernels.py", "--sizes", "5000", "--seconds", "0"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert {"onebit_compress_ef", "dgc_decompress", "unframe"} <= {row[0] for row in rows}
+    assert all(len(row) == 7 and float(row[-1]) for row in rows)
+
+
 def test_a_tree_is_equal_to_itself_and_a_parameter_that_differs_is_named(capsys, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
     import identity

@@ -101,8 +101,7 @@ struct Blockwise : KeepsResidual {
           } else {
             sweep<lanes>(0, size, corrected);
             fill_up(p, size);
-            if (format.hadamard) rotate(rotation, p, size, rotated);
-            measure([&](std::size_t i) { return load(x + i, All{}); }, size, scales);
+            measure_stored(rotation, p, size, x, scales);
           }
           if (!encode(call, rotation, at, size, p, x, scales, stream)) {
             __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
@@ -112,6 +111,13 @@ struct Blockwise : KeepsResidual {
       });
     });
     return finite;
+  }
+
+  // Measures the corrected elements p, or, with hadamard, these rotated to x.
+  template <typename T>
+  void measure_stored(const Rotation& rotation, const T* p, std::size_t size, T* x, Scales<T>& scales) const {
+    if (format.hadamard) rotate(rotation, p, size, x);
+    measure([=](std::size_t i) { return load(x + i, All{}); }, size, scales);
   }
 
   // Fills the last block up with zeros.

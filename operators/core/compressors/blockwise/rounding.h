@@ -21,13 +21,42 @@ struct Scales {
   T step[most], low[most], inverse[most];  // inverse: 1 / step
 };
 
+// The magnitudes and, unless symmetric, the least and greatest elements of sixteen blocks, a row of lanes each.
+template <typename T>
+struct Extremes {
+  Vec<T> magnitudes[lanes], least[lanes], greatest[lanes];
+};
+
+// Sets the scales of sixteen blocks from `first` on. Overwrites the extremes.
+template <bool symmetric, typename T>
+void set_scales(Extremes<T>& blocks, std::size_t first, T levels, Scales<T>& scales) {
+  T largest[lanes], lows[lanes] = {}, highs[lanes];
+  const Vec<T> of_blocks = reduce_rows(blocks.magnitudes, [](auto a, auto b) { return larger_magnitude(a, b); });
+  scales.bounded &= magnitude_at_least(of_blocks, bits_of(blockwise_most<T>)) == 0;
+  store(of_blocks, largest, All{});
+  std::memcpy(highs, largest, sizeof(highs));
+  if constexpr (!symmetric) {
+    store(reduce_rows(blocks.least, [](auto a, auto b) { return lesser(a, b); }), lows, All{});
+    store(reduce_rows(blocks.greatest, [](auto a, auto b) { return greater(a, b); }), highs, All{});
+  }
+#pragma omp simd
+  for (std::size_t i = 0; i < lanes; ++i) {
+    const BlockwiseScale scale = blockwise_scale(lows[i], highs[i], is_finite(largest[i]), levels);
+    scales.step_bits[first + i] = scale.step;
+    scales.low_bits[first + i] = scale.low;
+    scales.step[first + i] = static_cast<T>(bfloat16_value(scale.step));
+    scales.low[first + i] = static_cast<T>(bfloat16_value(scale.low));
+    scales.inverse[first + i] = 1 / scales.step[first + i];
+  }
+}
+
 // Sets the scales of blocks of `block` elements. at(i) returns the sixteen elements from i.
 template <bool symmetric, typename T, typename At>
 void measure(At at, std::size_t block, std::size_t blocks, T levels, Scales<T>& scales) {
   for (std::size_t first = 0; first < blocks; first += lanes) {
-    Vec<T> magnitudes[lanes], least[lanes], greatest[lanes];
+    Extremes<T> rows;
     for (std::size_t row = 0; row < lanes; ++row) {
-      magnitudes[row] = least[row] = greatest[row] = broadcast(T{0});
+      rows.magnitudes[row] = rows.least[row] = rows.greatest[row] = broadcast(T{0});
       if (first + row >= blocks) continue;
       Vec<T> magnitude = broadcast(T{0}), low = broadcast(infinity<T>()), high = broadcast(-infinity<T>());
       for (std::size_t i = (first + row) * block; i < (first + row + 1) * block; i += lanes) {
@@ -37,28 +66,11 @@ void measure(At at, std::size_t block, std::size_t blocks, T levels, Scales<T>& 
         low = lesser(here, low);
         high = greater(here, high);
       }
-      magnitudes[row] = magnitude;
-      least[row] = low;
-      greatest[row] = high;
+      rows.magnitudes[row] = magnitude;
+      rows.least[row] = low;
+      rows.greatest[row] = high;
     }
-    T largest[lanes], lows[lanes] = {}, highs[lanes];
-    const Vec<T> of_blocks = reduce_rows(magnitudes, [](auto a, auto b) { return larger_magnitude(a, b); });
-    scales.bounded &= magnitude_at_least(of_blocks, bits_of(blockwise_most<T>)) == 0;
-    store(of_blocks, largest, All{});
-    std::memcpy(highs, largest, sizeof(highs));
-    if constexpr (!symmetric) {
-      store(reduce_rows(least, [](auto a, auto b) { return lesser(a, b); }), lows, All{});
-      store(reduce_rows(greatest, [](auto a, auto b) { return greater(a, b); }), highs, All{});
-    }
-#pragma omp simd
-    for (std::size_t i = 0; i < lanes; ++i) {
-      const BlockwiseScale scale = blockwise_scale(lows[i], highs[i], is_finite(largest[i]), levels);
-      scales.step_bits[first + i] = scale.step;
-      scales.low_bits[first + i] = scale.low;
-      scales.step[first + i] = static_cast<T>(bfloat16_value(scale.step));
-      scales.low[first + i] = static_cast<T>(bfloat16_value(scale.low));
-      scales.inverse[first + i] = 1 / scales.step[first + i];
-    }
+    set_scales<symmetric>(rows, first, levels, scales);
   }
 }
 

@@ -64,7 +64,7 @@ Range<T> corrected_range(const Correct& correct, std::size_t n, T* residual, int
     Extremes<T> chains[] = {Extremes<T>::none(), Extremes<T>::none()};  // steps of one chain wait for each other
     const auto step = [=, &chains](std::size_t chain, std::size_t i, auto present) {
       const Vec<T> p = correct(i, present);
-      if constexpr (Correct::feedback != Feedback::none) store(p, residual + i, present);
+      if constexpr (Correct::has_residual) store(p, residual + i, present);
       chains[chain].add(repeat_first(p, present));
     };
     std::size_t i = begin;

@@ -16,7 +16,7 @@ enum class Momentum { none, classic, nesterov };
 // Computes v. The counterpart of Correction (correction.h) for dgc.
 template <typename T, Momentum kind>
 struct Compensation {
-  static constexpr Feedback feedback = Feedback::plain;  // v is stored
+  static constexpr bool has_residual = true;  // v is stored
 
   // Returns v of the sixteen elements from i, and writes their momentum.
   template <typename Lanes>
@@ -57,7 +57,7 @@ struct Compensation {
 // The factor that clips the l2 norm of g to max_norm. NaN if the norm is NaN or infinite.
 template <typename T>
 T clipping(const Encoding<T>& call, std::size_t n, T max_norm, double* sums) {
-  using Scaled = Correction<T, false, Feedback::none, StoredResidual<T>>;
+  using Scaled = Correction<T, false, false, StoredResidual<T>>;
   const Scaled scaled(call.gradient, call.gradient_scale, {}, {});
   return dgc_clipping_factor(l2_norm(scaled, n, static_cast<T*>(nullptr), sums, call.threads), max_norm);
 }

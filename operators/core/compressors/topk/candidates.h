@@ -79,7 +79,7 @@ struct Found {
 template <typename T, typename Correct>
 T corrected_element(const Correct& correct, const Corrected<T>& p, const StateWriter<T>& residual, std::size_t i,
                     std::size_t n) {
-  if constexpr (Correct::feedback != Feedback::none) {
+  if constexpr (Correct::has_residual) {
     const std::size_t begin = i - i % lanes;
     if (residual.past_caches && begin + lanes <= n) {
       alignas(64) T values[lanes];
@@ -107,7 +107,7 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
         for (std::size_t part = 0; part < group_elements / lanes; ++part) {
           const auto here = present.part(part);
           const Vec<T> x = correct(i + part * lanes, here);
-          if constexpr (Correct::feedback != Feedback::none) residual(x, i + part * lanes, here);
+          if constexpr (Correct::has_residual) residual(x, i + part * lanes, here);
           bits |= std::uint64_t{magnitude_at_least(x, threshold) & all_bits(here)} << part * lanes;
         }
         groups[group_count] = {i, bits};
