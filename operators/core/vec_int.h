@@ -28,6 +28,45 @@ inline Ints keep(std::uint32_t bits, Ints a) {
 inline std::uint32_t any_set(Ints a, Ints bits) { return _mm512_test_epi32_mask(a.v, bits.v); }
 inline std::uint32_t none_set(Ints a, Ints bits) { return _mm512_testn_epi32_mask(a.v, bits.v); }
 
+#elif defined(__AVX2__)
+
+template <>
+struct Vec<std::int32_t> {
+  __m256i low, high;
+};
+
+inline Ints ints(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline Ints load_ints(const void* from) {
+  const __m256i* const halves = static_cast<const __m256i*>(from);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+inline void store(Ints a, std::int32_t* to) {
+  __m256i* const halves = reinterpret_cast<__m256i*>(to);
+  _mm256_storeu_si256(halves, a.low);
+  _mm256_storeu_si256(halves + 1, a.high);
+}
+inline Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+inline Ints operator-(Ints a, Ints b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
+inline Ints shift_right(Ints a, int count) {
+  const __m128i by = _mm_cvtsi32_si128(count);
+  return {_mm256_srl_epi32(a.low, by), _mm256_srl_epi32(a.high, by)};
+}
+inline Ints keep(std::uint32_t bits, Ints a) {
+  const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), all = _mm256_set1_epi32(static_cast<int>(bits));
+  const auto kept = [=](__m256i half, __m256i of_half) {
+    return _mm256_and_si256(half, _mm256_cmpeq_epi32(_mm256_and_si256(of_half, one), one));
+  };
+  return {kept(a.low, all), kept(a.high, _mm256_srli_epi32(all, 8))};
+}
+inline std::uint32_t none_set(Ints a, Ints bits) {
+  const auto of_half = [](__m256i half, __m256i tested) {
+    const __m256i none = _mm256_cmpeq_epi32(_mm256_and_si256(half, tested), _mm256_setzero_si256());
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(none)));
+  };
+  return of_half(a.low, bits.low) | of_half(a.high, bits.high) << 8;
+}
+inline std::uint32_t any_set(Ints a, Ints bits) { return none_set(a, bits) ^ all_bits(All{}); }
+
 #else
 
 inline Ints ints(std::int32_t x) {
@@ -155,7 +194,6 @@ inline Ints linear_log2(Vec<float> a, int shift) {
 
 #elif defined(__AVX2__)
 
-// Only floats have registers here. The compiler vectorises the portable loops over int32 itself.
 inline Vec<float> operator/(Vec<float> a, Vec<float> b) {
   return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
 }
@@ -167,22 +205,20 @@ inline Vec<float> negate(std::uint32_t bits, Vec<float> a) {
   const Vec<float> signs = choose(bits, broadcast(-0.0f), broadcast(0.0f));
   return {_mm256_xor_ps(a.low, signs.low), _mm256_xor_ps(a.high, signs.high)};
 }
-inline Ints join(__m256i low, __m256i high) {
-  Ints result;
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(result.lane), low);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(result.lane + 8), high);
-  return result;
-}
-inline __m256i half(const Ints& a, int index) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a.lane + 8 * index));
-}
-inline Ints truncate(Vec<float> a) { return join(_mm256_cvttps_epi32(a.low), _mm256_cvttps_epi32(a.high)); }
+inline Ints truncate(Vec<float> a) { return {_mm256_cvttps_epi32(a.low), _mm256_cvttps_epi32(a.high)}; }
 template <>
 inline Vec<float> convert<float>(const Ints& a) {
-  return {_mm256_cvtepi32_ps(half(a, 0)), _mm256_cvtepi32_ps(half(a, 1))};
+  return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)};
 }
-inline Vec<float> look_up(const float (&table)[table_size], const Ints& a) {
-  return {_mm256_i32gather_ps(table, half(a, 0), 4), _mm256_i32gather_ps(table, half(a, 1), 4)};
+// Faster than gathering: the lowest three bits of a lane choose from each quarter of the table, the others a quarter.
+inline __m256 look_up(const float (&table)[table_size], __m256i a) {
+  const auto of_quarter = [&](int index) { return _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8 * index), a); };
+  const __m256 bit3 = _mm256_castsi256_ps(_mm256_slli_epi32(a, 28)), bit4 = _mm256_castsi256_ps(_mm256_slli_epi32(a, 27));
+  return _mm256_blendv_ps(_mm256_blendv_ps(of_quarter(0), of_quarter(1), bit3),
+                          _mm256_blendv_ps(of_quarter(2), of_quarter(3), bit3), bit4);
+}
+inline Vec<float> look_up(const float (&table)[table_size], Ints a) {
+  return {look_up(table, a.low), look_up(table, a.high)};
 }
 inline __m256i linear_log2(__m256 a, int shift) {
   const __m256i above = _mm256_sub_epi32(_mm256_castps_si256(a), _mm256_set1_epi32(bits_of_one<float>));
@@ -190,7 +226,7 @@ inline __m256i linear_log2(__m256 a, int shift) {
                           _mm_cvtsi32_si128(shift - mantissa_bits<float>));
 }
 inline Ints linear_log2(Vec<float> a, int shift) {
-  return join(linear_log2(a.low, shift), linear_log2(a.high, shift));
+  return {linear_log2(a.low, shift), linear_log2(a.high, shift)};
 }
 
 #endif

@@ -67,9 +67,17 @@ struct Quantiser {
   Ints operator()(const Vec<T>& p, const Ints& upper, Draw draw) const {
     const Vec<T> y = lesser_magnitude((__builtin_expect(extreme, 0) ? p * unit : p) * scale, top);
     const Ints difference = place(y) - shift_right(upper, 32 - fraction_bits);
-    const Ints sum = difference + fraction;
+    Ints sum = difference + fraction;
     const std::uint32_t undecided = none_set(difference, fraction);
-    return __builtin_expect(undecided == 0, 1) ? sum : decide(undecided, sum, y, draw);
+    if (__builtin_expect(undecided != 0, 0)) {
+      std::int32_t rounded[lanes];  // in memory only here: then GCC keeps the vectors in registers
+      T values[lanes];
+      store(sum, rounded);
+      store(y, values, All{});
+      decide(undecided, values, draw, rounded);
+      sum = load_ints(rounded);
+    }
+    return sum;
   }
 
   Ints place(const Vec<T>& y) const {
@@ -80,16 +88,12 @@ struct Quantiser {
 
   // Rounds the lanes in `undecided` again, with all bits of their draws.
   template <typename Draw>
-  __attribute__((noinline)) Ints decide(std::uint32_t undecided, Ints sum, Vec<T> y, Draw draw) const {
-    std::int32_t rounded[lanes];
-    T values[lanes];
-    store(sum, rounded);
-    store(y, values, All{});
+  __attribute__((noinline)) void decide(std::uint32_t undecided, const T* values, Draw draw,
+                                        std::int32_t* rounded) const {
     for (; undecided != 0; undecided &= undecided - 1) {
       const int i = __builtin_ctz(undecided);
       rounded[i] = exact_symbol(values[i], draw(static_cast<std::size_t>(i)), natural, fraction_bits) << fraction_bits;
     }
-    return load_ints(rounded);
   }
 
   const int fraction_bits;
