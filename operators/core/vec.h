@@ -182,6 +182,12 @@ inline Vec<T> choose(std::uint32_t bits, const Vec<T>& a, const Vec<T>& b) {
   });
 }
 
+// choose(less(a, b), x, y). AVX2 has no registers for the bits of `less`.
+template <typename T>
+inline Vec<T> choose_less(const Vec<T>& a, const Vec<T>& b, const Vec<T>& x, const Vec<T>& y) {
+  return choose(less(a, b), x, y);
+}
+
 template <typename T>
 inline Vec<T> keep(const Vec<T>& v, All) {
   return v;

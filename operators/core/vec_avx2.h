@@ -89,6 +89,10 @@ inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
   return {_mm256_blendv_ps(b.low, a.low, _mm256_castsi256_ps(low)),
           _mm256_blendv_ps(b.high, a.high, _mm256_castsi256_ps(high))};
 }
+inline Vec<float> choose_less(Vec<float> a, Vec<float> b, Vec<float> x, Vec<float> y) {
+  return {_mm256_blendv_ps(y.low, x.low, _mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.high, x.high, _mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ))};
+}
 
 template <>
 struct Half<float> {

@@ -44,9 +44,10 @@ inline Vec<std::uint8_t> lowest_bytes(Vec<float> a) {
 
 template <>
 inline Vec<float> widen<float>(const Vec<std::uint8_t>& a) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a.lane));
-  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
-          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+  const auto eight = [](const std::uint8_t* from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+  };
+  return {eight(a.lane), eight(a.lane + 8)};
 }
 inline Vec<std::uint8_t> lowest_bytes(Vec<float> a) {
   const __m256i byte = _mm256_set1_epi32(0xff);

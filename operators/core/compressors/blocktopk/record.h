@@ -70,7 +70,7 @@ struct LevelVectors {
     const Vec<T> number = widen<T>(numbers), sign_bit = broadcast(sign);
     const std::uint32_t positive = less(number, sign_bit);
     const Vec<T> level = choose(positive, number, number - sign_bit);
-    const Vec<T> magnitude = bits == 2 ? choose(less(level, broadcast(T{1})), scale, high) : level / most * scale;
+    const Vec<T> magnitude = bits == 2 ? choose_less(level, broadcast(T{1}), scale, high) : level / most * scale;
     return negate(positive ^ all_bits(All{}), magnitude);
   }
 

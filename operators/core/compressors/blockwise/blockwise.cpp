@@ -264,12 +264,13 @@ struct Blockwise : KeepsResidual {
     std::uint8_t codes[tile_elements];
     unpack(payload + at / blockwise_group * format.group_bytes(), groups_of(size), format.bits, codes);
     const Vec<T> zero = broadcast(static_cast<T>(format.zero()));
+    const std::uint8_t *const steps = payload + format.steps_at(), *const lows = payload + format.lows_at();
     T values[blockwise_most_block];
     for (std::size_t begin = 0; begin < size; begin += format.block) {
       const std::size_t end = size - begin < format.block ? size : begin + format.block;
-      const BlockwiseScale scale = scale_at(payload, (at + begin) / format.block);
-      const Vec<T> step = broadcast(static_cast<T>(bfloat16_value(scale.step)));
-      const Vec<T> low = broadcast(static_cast<T>(bfloat16_value(scale.low)));
+      const std::size_t block = (at + begin) / format.block;
+      const Vec<T> step = broadcast(number_at<T>(steps, block));
+      const Vec<T> low = broadcast(format.symmetric ? T{0} : number_at<T>(lows, block));
       const auto value_at = [&](std::size_t i) { return (widen<T>(load(codes + i, All{})) - zero) * step + low; };
       const auto emit = [=](const Vec<T>& value, std::size_t i, auto present) {
         prefetch_ahead(out + i);
@@ -285,10 +286,9 @@ struct Blockwise : KeepsResidual {
     }
   }
 
-  BlockwiseScale scale_at(const std::uint8_t* payload, std::size_t block) const {
-    const std::size_t at = block * sizeof(std::uint16_t);
-    return {read<std::uint16_t>(payload + format.steps_at() + at),
-            format.symmetric ? std::uint16_t{0} : read<std::uint16_t>(payload + format.lows_at() + at)};
+  template <typename T>
+  static T number_at(const std::uint8_t* numbers, std::size_t block) {
+    return static_cast<T>(bfloat16_value(read<std::uint16_t>(numbers + block * sizeof(std::uint16_t))));
   }
 
   BlockwiseFormat format;

@@ -4,6 +4,7 @@
 
 #include "core/compressors/blockwise/format.h"
 #include "core/vec_bytes.h"
+#include "core/vec_int.h"
 #include "core/vec_swap.h"
 
 namespace gluon_gc {
@@ -46,8 +47,8 @@ void set_scales(Extremes<T>& blocks, std::size_t first, T levels, Scales<T>& sca
     scales.low_bits[first + i] = scale.low;
     scales.step[first + i] = static_cast<T>(bfloat16_value(scale.step));
     scales.low[first + i] = static_cast<T>(bfloat16_value(scale.low));
-    scales.inverse[first + i] = 1 / scales.step[first + i];
   }
+  store(broadcast(T{1}) / load(scales.step + first, All{}), scales.inverse + first, All{});
 }
 
 // Sets the scales of blocks of `block` elements. at(i) returns the sixteen elements from i.

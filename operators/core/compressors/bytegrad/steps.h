@@ -30,9 +30,8 @@ struct Steps {
 
   // The decoded value of a number. It is computed from the nearer end of the range, so that both ends are exact.
   Vec<T> operator()(const Vec<T>& number) const {
-    const std::uint32_t lower = less(number, first_upper);
-    const Vec<T> from_end = (number - choose(lower, whole, last)) * step;
-    return choose(lower, low, high) + (extreme ? from_end * inverse_unit : from_end);
+    const Vec<T> from_end = (number - choose_less(number, first_upper, whole, last)) * step;
+    return choose_less(number, first_upper, low, high) + (extreme ? from_end * inverse_unit : from_end);
   }
 
   const Vec<T> low, high;
