@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 
+_SHOWN = 1.0  # nats above the target
+
+
 class Curve(NamedTuple):
     """A training run.
 
@@ -29,7 +32,7 @@ def draw(panels: Mapping[str, Sequence[Curve]], target: Optional[float], path: s
     """Draw the loss against seconds, in a panel for each rate of the links.
 
     The lines of PyTorch's and torchft's methods are dashed. A dotted line is the target, DDP's
-    last loss.
+    last loss. Losses far above it are outside of the picture.
     """
     import figures  # matplotlib is not needed for the table alone
     import matplotlib.pyplot as plt
@@ -47,14 +50,15 @@ def draw(panels: Mapping[str, Sequence[Curve]], target: Optional[float], path: s
             (lines[method],) = axis.plot(seconds, losses, style, color=colors[method], marker=".")
         if target is not None:
             lines["DDP's last loss"] = axis.axhline(target, color="gray", linestyle=":", zorder=0)
-        axis.set(title=f"links of {rate}", xlabel="seconds of training", xscale="log")
+            axis.set_ylim(top=target + _SHOWN)
+        axis.set(title=f"links of {rate}", xlabel="seconds of training (logarithmic)", xscale="log")
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_locator(NullLocator())
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("validation loss in nats per byte")
     figure.tight_layout(rect=(0, 0.2, 1, 1))
-    title = "dashed: PyTorch and torchft, solid: gluon_gc"
+    title = "dashed: other libraries, solid: gluon_gc"
     entries = lines.values(), lines.keys()
     figure.legend(*entries, title=title, loc="lower center", ncols=3, frameon=False)
     figures.save(figure, path, "language model")

@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-import gluon_gc.torch as bps
 from gluon_gc.torch.integrations.lightning import CompressionCallback
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
@@ -71,7 +70,6 @@ def main() -> None:
         sent = compression.compression.state.compression_stats()["total"]["pushed_bytes"]
         print(f"validation loss {trainer.callback_metrics['validation_loss']:.3f}")
         print(f"each worker sent {sent:.0f} bytes in a step")
-    bps.shutdown()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
-import gluon_gc.torch as bps
 from gluon_gc.torch.integrations.transformers import CompressionCallback
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
@@ -71,7 +70,6 @@ def main() -> None:
         sent = callback.compression.state.compression_stats()["total"]["pushed_bytes"]
         print(f"validation accuracy {found:.3f}")
         print(f"each worker sent {sent:.0f} bytes in a step")
-    bps.shutdown()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 import weakref
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -13,15 +16,32 @@ class Closable(Protocol):
         """Stop the threads and release the groups. A second call does nothing."""
 
 
+_GLOO_CLEANUP_SECONDS = 0.1
+
 _open: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
 def opened(closable: Closable) -> None:
     """Close this object at shutdown, unless it is closed earlier."""
     _open.add(closable)
+    await_gloo_at_exit()
 
 
 def close_all() -> None:
     for closable in list(_open):
         closable.close()
     _open.clear()
+
+
+def await_gloo() -> None:
+    """Wait until Gloo's threads have freed the buffers of collectives, for which they need the GIL.
+
+    PyTorch holds the GIL while it joins these threads. Without shutdown, a thread that asks for the
+    GIL while Python ends would abort the process.
+    """
+    time.sleep(_GLOO_CLEANUP_SECONDS)
+
+
+@lru_cache(maxsize=None)  # once
+def await_gloo_at_exit() -> None:
+    atexit.register(await_gloo)

@@ -52,9 +52,9 @@ struct Correction {
 
   Correction(const T* gradient, T gradient_scale, const FeedbackState<T>& state, const Residual& residual)
       : gradient(gradient),
-        gradient_scale(broadcast(gradient_scale)),
-        mu(broadcast(state.mu)),
-        residual_factor(broadcast(state.residual_factor)),
+        gradient_scale(gradient_scale),
+        mu(state.mu),
+        residual_factor(state.residual_factor),
         earlier_momentum(state.earlier_momentum),
         momentum(state.earlier_momentum, state.momentum),
         residual(residual) {}
@@ -76,18 +76,18 @@ struct Correction {
 
   template <bool update, typename Lanes>
   Vec<T> at(std::size_t i, Lanes present) const {
-    Vec<T> p = load(gradient + i, present) * gradient_scale;
+    Vec<T> p = load(gradient + i, present) * broadcast(gradient_scale);
     if constexpr (has_momentum) {
-      const Vec<T> m = updated_momentum(mu, load(earlier_momentum + i, present), p);
+      const Vec<T> m = updated_momentum(broadcast(mu), load(earlier_momentum + i, present), p);
       if constexpr (update) momentum(m, i, present);
-      p = with_momentum(mu, m, p);
+      p = with_momentum(broadcast(mu), m, p);
     }
-    if constexpr (has_residual) p = with_residual(p, residual_factor, residual(i, present));
+    if constexpr (has_residual) p = with_residual(p, broadcast(residual_factor), residual(i, present));
     return p;
   }
 
   const T* const gradient;
-  const Vec<T> gradient_scale, mu, residual_factor;
+  const T gradient_scale, mu, residual_factor;  // broadcast where they are used: a vector may take two registers
   const T* const earlier_momentum;
   const StateWriter<T> momentum;
   const Residual residual;

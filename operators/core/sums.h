@@ -148,9 +148,10 @@ struct FourChains {
 template <>
 struct Magnitudes<float> : FourChains {
   void add(Vec<float> low, Vec<float> high) {
-    step(low, high, [](__m256d sum, __m256d x) {
-      return _mm256_add_pd(sum, _mm256_andnot_pd(_mm256_set1_pd(-0.0), x));
-    });
+    const auto absolute = [sign = _mm256_set1_ps(-0.0f)](Vec<float> v) -> Vec<float> {
+      return {_mm256_andnot_ps(sign, v.low), _mm256_andnot_ps(sign, v.high)};
+    };
+    step(absolute(low), absolute(high), [](__m256d sum, __m256d x) { return _mm256_add_pd(sum, x); });
   }
 };
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import time
 from datetime import timedelta
 from typing import Any, Optional, Union
 
@@ -17,7 +16,6 @@ from .. import closing
 from ..transport import groups
 from . import rendezvous, sites
 
-_GLOO_CLEANUP_SECONDS = 0.1
 _rounds = itertools.count()  # numbers the calls of init, so that each has its own store keys
 
 
@@ -60,6 +58,7 @@ def init(
     if timeout is not None and timeout <= timedelta(0):
         raise ValueError(f"timeout must be above 0, got {timeout.total_seconds()} s")
     groups.ask_for(timeout)
+    closing.await_gloo_at_exit()
     if env.get("BYTEPS_TRACE_ON"):
         logger.warning("BYTEPS_TRACE_ON has no effect with PyTorch: use torch.profiler")
     if dist.is_initialized():
@@ -84,9 +83,7 @@ def shutdown() -> None:
     closing.close_all()
     groups.forget()
     gc.collect()  # a group ends its threads when nothing refers to it
-    # After a collective, Gloo's threads free its buffers, and may need the GIL for that. PyTorch
-    # holds the GIL while it joins these threads, so they must have finished before.
-    time.sleep(_GLOO_CLEANUP_SECONDS)
+    closing.await_gloo()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -69,11 +69,11 @@ struct LazyResidual {
 
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
-    return residual_of(load(corrected + i, present), scale);
+    return residual_of(load(corrected + i, present), broadcast(scale));
   }
 
   const T* corrected;
-  Vec<T> scale;
+  T scale;
 };
 
 // Writes the signs and, with feedback, stores p. Returns the sum of |p|, which is not finite if an element is not.
@@ -121,7 +121,7 @@ struct Onebit {
   template <typename T>
   bool compress(const Encoding<T>& call) const {
     T* const corrected = call.memory[0];
-    const LazyResidual<T> residual{call.earlier_memory[0], broadcast(corrected ? *call.earlier_memory[1] : T{0})};
+    const LazyResidual<T> residual{call.earlier_memory[0], corrected ? *call.earlier_memory[1] : T{0}};
     const StateWriter<T> writer(call.earlier_memory[0], corrected);
     const double sum = with_correction(call.gradient, call.gradient_scale, call.feedback(), residual,
                                        [&](const auto& correct) {

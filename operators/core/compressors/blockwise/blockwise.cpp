@@ -204,7 +204,7 @@ struct Blockwise : KeepsResidual {
         Vec<T> place = (mode == Mode::centred ? here : here - low) * inverse;
         if constexpr (mode == Mode::stochastic) place = place + load(offsets + i, All{});
         const Vec<T> rounded = round(place);
-        const Vec<T> product = (rounded - round.whole) * step;
+        const Vec<T> product = (rounded - broadcast(round.whole)) * step;
         const Vec<T> value = mode == Mode::centred ? product : product + low;
         if constexpr (result == Result::values) store(value, x + i, All{});
         if constexpr (result == Result::losses) store(here - value, x + i, All{});

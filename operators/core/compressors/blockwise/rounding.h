@@ -83,18 +83,18 @@ enum class Mode { inside, centred, nearest, stochastic };
 template <typename T, Mode mode>
 struct Rounding {
   explicit Rounding(const BlockwiseFormat& format)
-      : least(broadcast(static_cast<T>(format.least()))),
-        most(broadcast(static_cast<T>(format.most()))),
-        whole(broadcast(static_cast<T>(sizeof(T) == 4 ? 0x1.8p23 : 0x1.8p52) + static_cast<T>(format.zero()))) {}
+      : least(static_cast<T>(format.least())),
+        most(static_cast<T>(format.most())),
+        whole(static_cast<T>(sizeof(T) == 4 ? 0x1.8p23 : 0x1.8p52) + static_cast<T>(format.zero())) {}
 
   // Rounds the place of an element between the levels, ties to even. The lowest byte of the result is the code.
   // Floats of the size of `whole` have no fraction.
   Vec<T> operator()(const Vec<T>& place) const {
     constexpr bool is_inside = mode == Mode::inside || mode == Mode::centred;
-    return (is_inside ? place : lesser(greater(place, least), most)) + whole;
+    return (is_inside ? place : lesser(greater(place, broadcast(least)), broadcast(most))) + broadcast(whole);
   }
 
-  const Vec<T> least, most, whole;
+  const T least, most, whole;
 };
 
 // Writes random offsets for 64 elements: uniform between -1/2 and 1/2, from 16 bits each of 16 draws. Element i takes

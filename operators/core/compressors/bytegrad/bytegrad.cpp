@@ -64,7 +64,7 @@ void for_each_decoded(const Payload<T, const std::uint8_t>& payload, std::size_t
   }
   const Steps<T> steps(range);
   sweep<lanes>(begin, end, [=](std::size_t i, auto present) {
-    step(i, present, steps(widen<T>(load(payload.element(i), present)) + steps.whole));
+    step(i, present, steps(widen<T>(load(payload.element(i), present)) + broadcast(steps.whole)));
   });
 }
 

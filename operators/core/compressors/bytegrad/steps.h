@@ -10,33 +10,27 @@ namespace {
 // Converts elements to step numbers, to which StepSizes::whole is added, and back.
 template <typename T>
 struct Steps {
-  explicit Steps(const Range<T>& range) : low(broadcast(range.low)), high(broadcast(range.high)) {
-    const StepSizes<T> sizes(range);
-    extreme = sizes.unit != 1;
-    unit = broadcast(sizes.unit);
-    inverse_unit = broadcast(sizes.inverse_unit);
-    low_in_units = broadcast(sizes.low_in_units);
-    steps_per_unit = broadcast(sizes.steps_per_unit);
-    step = broadcast(sizes.step);
-    whole = broadcast(sizes.whole);
-    first_upper = broadcast(sizes.whole + sizes.first_upper);
-    last = broadcast(sizes.whole + step_count);
-  }
+  explicit Steps(const Range<T>& range) : range(range), sizes(range), extreme(sizes.unit != 1) {}
 
   // The number of the nearest step, ties to even.
   Vec<T> nearest(const Vec<T>& p) const {
-    return ((extreme ? p * unit : p) - low_in_units) * steps_per_unit + whole;
+    const Vec<T> in_units = extreme ? p * broadcast(sizes.unit) : p;
+    return (in_units - broadcast(sizes.low_in_units)) * broadcast(sizes.steps_per_unit) + broadcast(whole);
   }
 
   // The decoded value of a number. It is computed from the nearer end of the range, so that both ends are exact.
   Vec<T> operator()(const Vec<T>& number) const {
-    const Vec<T> from_end = (number - choose_less(number, first_upper, whole, last)) * step;
-    return choose_less(number, first_upper, low, high) + (extreme ? from_end * inverse_unit : from_end);
+    const Vec<T> upper = broadcast(whole + StepSizes<T>::first_upper), last = broadcast(whole + step_count);
+    const Vec<T> from_end = (number - choose_less(number, upper, broadcast(whole), last)) * broadcast(sizes.step);
+    return choose_less(number, upper, broadcast(range.low), broadcast(range.high)) +
+           (extreme ? from_end * broadcast(sizes.inverse_unit) : from_end);
   }
 
-  const Vec<T> low, high;
-  bool extreme;
-  Vec<T> unit, inverse_unit, low_in_units, steps_per_unit, step, whole, first_upper, last;
+  static constexpr T whole = StepSizes<T>::whole;
+
+  const Range<T> range;
+  const StepSizes<T> sizes;
+  const bool extreme;
 };
 
 }  // namespace

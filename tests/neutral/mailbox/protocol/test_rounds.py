@@ -134,6 +134,8 @@ def test_two_deciders_at_once_write_one_result_and_one_state(url):
     for member in members:
         member.store.trap("put", "/00000001/result$", partial(barrier.wait, TIMEOUT))
     in_threads(*(partial(member.train, 2) for member in members))
+    for member in members:
+        member.saved()
     puts = [call for member in members for call in member.store.calls if call[0] == "put"]
     assert puts.count(("put", objects.result_name("difference", 1))) == 2
     assert puts.count(("put", objects.state_name("difference", 1))) == 1
