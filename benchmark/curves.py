@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-
 _SHOWN = 1.0  # nats above the target
 
 
