@@ -24,7 +24,7 @@ _open: weakref.WeakSet[Closable] = weakref.WeakSet()
 def opened(closable: Closable) -> None:
     """Close this object at shutdown, unless it is closed earlier."""
     _open.add(closable)
-    await_gloo_at_exit()
+    await_threads_at_exit()
 
 
 def close_all() -> None:
@@ -33,7 +33,7 @@ def close_all() -> None:
     _open.clear()
 
 
-def await_gloo() -> None:
+def await_threads() -> None:
     """Wait until Gloo's threads have freed the buffers of collectives, for which they need the GIL.
 
     PyTorch holds the GIL while it joins these threads. Without shutdown, a thread that asks for the
@@ -43,5 +43,5 @@ def await_gloo() -> None:
 
 
 @lru_cache(maxsize=None)  # once
-def await_gloo_at_exit() -> None:
-    atexit.register(await_gloo)
+def await_threads_at_exit() -> None:
+    atexit.register(await_threads)

@@ -58,7 +58,7 @@ def init(
     if timeout is not None and timeout <= timedelta(0):
         raise ValueError(f"timeout must be above 0, got {timeout.total_seconds()} s")
     groups.ask_for(timeout)
-    closing.await_gloo_at_exit()
+    closing.await_threads_at_exit()
     if env.get("BYTEPS_TRACE_ON"):
         logger.warning("BYTEPS_TRACE_ON has no effect with PyTorch: use torch.profiler")
     if dist.is_initialized():
@@ -83,7 +83,7 @@ def shutdown() -> None:
     closing.close_all()
     groups.forget()
     gc.collect()  # a group ends its threads when nothing refers to it
-    closing.await_gloo()
+    closing.await_threads()
     if dist.is_initialized():
         dist.destroy_process_group()
 
