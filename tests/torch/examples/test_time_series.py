@@ -36,7 +36,7 @@ def test_made_series_are_learnt(method, tmp_path):
         f"import runpy, sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(BENCHMARK)!r}]\n"
         f"runpy.run_path({str(BENCHMARK / 'time_series.py')!r}, run_name='__main__')\n"
     )
-    words = ["--set", "GunPoint", "--epochs", "6", *METHODS[method].split()]
+    words = ["--set", "GunPoint", "--epochs", "25", *METHODS[method].split()]
     (line,) = [each for each in scripts.run(script, *words).splitlines() if each.startswith("{")]
     result = json.loads(line)
     assert result["accuracy"] > 0.9
