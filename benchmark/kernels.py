@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gluon_gc import kernels  # noqa: E402
 from gluon_gc.kernels.library import Call, StateAddresses, check  # noqa: E402
 
-SIZES = [64 * 1024, 1024 * 1024, 16 * 1024 * 1024]
+SIZES = (64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
 THREADS = (1, 2)
 PAGE = 4096
 START = kernels.position((2**63 + 12345, 987654321))

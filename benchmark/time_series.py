@@ -36,10 +36,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "example"))
 sys.path.insert(0, str(HERE.parent / "example" / "pytorch"))
 
-from common.algorithm_arguments import add_algorithm_arguments, algorithm_of  # noqa: E402
-from common.arguments import add_compression_arguments, compression_params  # noqa: E402
+from common.algorithm_arguments import add_algorithm_arguments  # noqa: E402
+from common.arguments import add_compression_arguments  # noqa: E402
 from common.shuffling import shuffled_share  # noqa: E402
-from workers import parallel, summed, traffic  # noqa: E402
+from workers import distributed, summed, traffic  # noqa: E402
 
 PUBLISHED = {"GunPoint": 100.0, "ItalyPowerDemand": 96.1, "ArrowHead": 84.3, "OSULeaf": 97.7}
 """The accuracy of the network in the review, in percent."""
@@ -81,16 +81,7 @@ def train(args: argparse.Namespace) -> Dict[str, float]:
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, factor=0.5, patience=PATIENCE, min_lr=LAST_RATE
     )
-    model: nn.Module = net
-    if algorithm_of(args) is None:
-        model, state = parallel(net, optimizer, args)
-    else:
-        params, algorithm = compression_params(args), algorithm_of(args)
-        named = net.named_parameters()
-        optimizer = bps.DistributedOptimizer(
-            optimizer, named, compression_params=params, algorithm=algorithm
-        )
-        state = optimizer.compression_state
+    model, optimizer, state = distributed(net, optimizer, args)
     size = bps.size()
     batch = max(1, min(BATCH, len(series) // 10) // size)
     least, best = float("inf"), net.state_dict()

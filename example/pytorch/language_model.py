@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, Optional, Sequence, Type
+from typing import Optional, Sequence, Type
 
 import numpy as np
 import torch
@@ -22,12 +22,11 @@ import gluon_gc.torch as bps
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
 import checkpoint
-from common.algorithm_arguments import add_algorithm_arguments, algorithm_of
+from common.algorithm_arguments import add_algorithm_arguments
 from common.arguments import (
     HelpFormatter,
     add_compression_arguments,
     add_log_arguments,
-    compression_params,
 )
 from common.log import EpochLog
 from common.progress import progress_bar, say, traffic_postfix
@@ -37,8 +36,8 @@ from transformer import Transformer, generate
 from workers import (
     add_checkpoint_arguments,
     device_of,
+    distributed,
     is_due,
-    parallel,
     print_checksum,
     summed,
     traffic,
@@ -143,19 +142,8 @@ class Training:
 
     def connect(self) -> None:
         """Set the model and the state of the compression, None if there is none."""
-        args, algorithm = self.args, algorithm_of(self.args)
-        self.compression: Any = None
-        if algorithm is None:
-            self.model, self.compression = parallel(self.net, self.optimizer, args)
-            return
-        self.model = self.net
-        self.optimizer = bps.DistributedOptimizer(
-            self.optimizer,
-            self.net.named_parameters(),
-            compression_params=compression_params(args),
-            algorithm=algorithm,
-        )
-        self.compression = self.optimizer.compression_state
+        found = distributed(self.net, self.optimizer, self.args)
+        self.model, self.optimizer, self.compression = found
 
     def run(self) -> None:
         """Train to the last step, starting from the checkpoint of --resume if it is given."""

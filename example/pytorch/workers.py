@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
+from common.algorithm_arguments import algorithm_of
 from common.arguments import compression_params
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -65,6 +66,28 @@ def parallel(
     )
     ddp.register_comm_hook(state, bps.compression_hook)
     return ddp, state
+
+
+def distributed(
+    model: torch.nn.Module, optimizer: Optimizer, args: argparse.Namespace
+) -> Tuple[torch.nn.Module, Optimizer, Any]:
+    """Like `parallel`, or with --algorithm, wrap the optimizer.
+
+    Returns
+    -------
+    tuple of Module, Optimizer, and the state of the compression or of the algorithm, or None
+    """
+    algorithm = algorithm_of(args)
+    if algorithm is None:
+        ddp, state = parallel(model, optimizer, args)
+        return ddp, optimizer, state
+    optimizer = bps.DistributedOptimizer(
+        optimizer,
+        model.named_parameters(),
+        compression_params=compression_params(args),
+        algorithm=algorithm,
+    )
+    return model, optimizer, optimizer.compression_state
 
 
 def summed(values: List[float], device: torch.device) -> List[float]:

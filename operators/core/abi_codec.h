@@ -38,7 +38,7 @@ inline const Registered& registered(const char* name) {
 // The instruction set of the CPU for a codec. A CUDA codec has one too, for sizes and gluon_gc_inspect.
 inline Isa isa_numbered(int number, gluon_gc_dtype dtype) {
   const Isa isa = number < 0 || number == gluon_gc_cuda ? best_isa() : static_cast<Isa>(number);
-  return dtype == gluon_gc_float64 ? isa_for<double>(isa) : isa_for<float>(isa);
+  return dtype == gluon_gc_float64 ? isa_of_doubles(isa) : isa;
 }
 
 inline Plan plan_of(const Traits& traits, const Options& options, std::size_t n, gluon_gc_dtype dtype) {

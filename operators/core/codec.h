@@ -163,15 +163,12 @@ struct Compressor {
   void (*make)(void* self, const Options&, std::size_t n);  // assigns a new object of the class to *self, which has
                                                             // max_compressor_bytes
   Functions<float> of_float;
-  Functions<double> of_double;  // null for AVX2 (isa_for)
+  Functions<double> of_double;  // null for AVX2 (isa_of_doubles)
 };
 
-// The instruction set whose kernels an array of T gets. With AVX2 the compiler makes slower code of vectors of doubles
-// (vec.h) than without.
-template <typename T>
-constexpr Isa isa_for(Isa isa) {
-  return sizeof(T) == sizeof(double) && isa == Isa::avx2 ? Isa::scalar : isa;
-}
+// The instruction set whose kernels doubles get. With AVX2 the compiler makes slower code of their vectors (vec.h) than
+// without.
+constexpr Isa isa_of_doubles(Isa isa) { return isa == Isa::avx2 ? Isa::scalar : isa; }
 
 template <typename Kind, typename T>
 constexpr Functions<T> functions_of() {
@@ -199,7 +196,7 @@ template <typename Kind, Isa isa>
 constexpr Compressor compressor_of() {
   static_assert(sizeof(Kind) <= max_compressor_bytes, "the class is larger than max_compressor_bytes");
   Functions<double> doubles{};
-  if constexpr (isa_for<double>(isa) == isa) doubles = functions_of<Kind, double>();
+  if constexpr (isa_of_doubles(isa) == isa) doubles = functions_of<Kind, double>();
   return {Kind::traits,
           [](void* self, const Options& options, std::size_t n) { *static_cast<Kind*>(self) = Kind(options, n); },
           functions_of<Kind, float>(), doubles};

@@ -4,6 +4,7 @@
 #include "core/parallel.h"
 #include "core/sum_tree.h"
 #include "core/vec.h"
+#include "core/vec_int.h"
 
 namespace gluon_gc {
 namespace {
@@ -148,10 +149,7 @@ struct FourChains {
 template <>
 struct Magnitudes<float> : FourChains {
   void add(Vec<float> low, Vec<float> high) {
-    const auto absolute = [sign = _mm256_set1_ps(-0.0f)](Vec<float> v) -> Vec<float> {
-      return {_mm256_andnot_ps(sign, v.low), _mm256_andnot_ps(sign, v.high)};
-    };
-    step(absolute(low), absolute(high), [](__m256d sum, __m256d x) { return _mm256_add_pd(sum, x); });
+    step(magnitude(low), magnitude(high), [](__m256d sum, __m256d x) { return _mm256_add_pd(sum, x); });
   }
 };
 

@@ -81,13 +81,17 @@ inline __m256 larger_magnitude(__m256 a, __m256 b) {
 inline Vec<float> larger_magnitude(Vec<float> a, Vec<float> b) {
   return {larger_magnitude(a.low, b.low), larger_magnitude(a.high, b.high)};
 }
-inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
+// All bits of lane i if bit i is set, else none.
+inline Vec<float> mask_of(std::uint32_t bits) {
   const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
   const __m256i low = _mm256_cmpeq_epi32(_mm256_and_si256(all, one), one);
   const __m256i high = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_srli_epi32(all, 8), one), one);
-  return {_mm256_blendv_ps(b.low, a.low, _mm256_castsi256_ps(low)),
-          _mm256_blendv_ps(b.high, a.high, _mm256_castsi256_ps(high))};
+  return {_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)};
+}
+inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
+  const Vec<float> mask = mask_of(bits);
+  return {_mm256_blendv_ps(b.low, a.low, mask.low), _mm256_blendv_ps(b.high, a.high, mask.high)};
 }
 inline Vec<float> choose_less(Vec<float> a, Vec<float> b, Vec<float> x, Vec<float> y) {
   return {_mm256_blendv_ps(y.low, x.low, _mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ)),

@@ -52,11 +52,9 @@ inline Ints shift_right(Ints a, int count) {
   return {_mm256_srl_epi32(a.low, by), _mm256_srl_epi32(a.high, by)};
 }
 inline Ints keep(std::uint32_t bits, Ints a) {
-  const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), all = _mm256_set1_epi32(static_cast<int>(bits));
-  const auto kept = [=](__m256i half, __m256i of_half) {
-    return _mm256_and_si256(half, _mm256_cmpeq_epi32(_mm256_and_si256(of_half, one), one));
-  };
-  return {kept(a.low, all), kept(a.high, _mm256_srli_epi32(all, 8))};
+  const Vec<float> mask = mask_of(bits);
+  return {_mm256_and_si256(a.low, _mm256_castps_si256(mask.low)),
+          _mm256_and_si256(a.high, _mm256_castps_si256(mask.high))};
 }
 inline std::uint32_t none_set(Ints a, Ints bits) {
   const auto of_half = [](__m256i half, __m256i tested) {
@@ -213,7 +211,8 @@ inline Vec<float> convert<float>(const Ints& a) {
 // Faster than gathering: the lowest three bits of a lane choose from each quarter of the table, the others a quarter.
 inline __m256 look_up(const float (&table)[table_size], __m256i a) {
   const auto of_quarter = [&](int index) { return _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8 * index), a); };
-  const __m256 bit3 = _mm256_castsi256_ps(_mm256_slli_epi32(a, 28)), bit4 = _mm256_castsi256_ps(_mm256_slli_epi32(a, 27));
+  const __m256 bit3 = _mm256_castsi256_ps(_mm256_slli_epi32(a, 28));
+  const __m256 bit4 = _mm256_castsi256_ps(_mm256_slli_epi32(a, 27));
   return _mm256_blendv_ps(_mm256_blendv_ps(of_quarter(0), of_quarter(1), bit3),
                           _mm256_blendv_ps(of_quarter(2), of_quarter(3), bit3), bit4);
 }
