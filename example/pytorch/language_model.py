@@ -32,6 +32,7 @@ from common.log import EpochLog
 from common.progress import progress_bar, say, traffic_postfix
 from common.source_text import load_text, require_same_text, training_windows, validation_windows
 from common.stats import stats_table
+from muon import muon_adamw
 from transformer import Transformer, generate
 from workers import (
     add_checkpoint_arguments,
@@ -61,7 +62,13 @@ def parse_arguments(arguments: Optional[Sequence[str]] = None) -> argparse.Names
         "-b", "--batch-size", type=int, default=16, help="windows of text per step and worker"
     )
     group.add_argument(
-        "--lr", type=float, default=2e-3, help="learning rate of AdamW, for any number of workers"
+        "--optimizer",
+        choices=("adamw", "muon"),
+        default="adamw",
+        help="muon: for the matrices of the blocks; needs PyTorch 2.9",
+    )
+    group.add_argument(
+        "--lr", type=float, default=2e-3, help="learning rate, for any number of workers"
     )
     group.add_argument(
         "--lr-mode", choices=("cosine", "constant"), default="cosine", help="kind of decay"
@@ -137,7 +144,9 @@ class Training:
         torch.manual_seed(args.seed)
         net = Transformer(args.width, args.depth, args.heads, args.context)
         self.net = net.to(self.device)
-        self.optimizer = adamw(self.net, args)
+        self.optimizer: torch.optim.Optimizer = adamw(self.net, args)
+        if args.optimizer == "muon":
+            self.optimizer = muon_adamw(self.net, self.optimizer)
         self.connect()
 
     def connect(self) -> None:

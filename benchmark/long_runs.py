@@ -1,0 +1,96 @@
+"""Compares DDP with local steps over long trainings of the language model: loss and bytes.
+
+It runs example/pytorch/language_model.py as benchmark/language_model.py does, over links without a
+limit, and resumes as that does. The seconds are not of interest here.
+
+    python benchmark/long_runs.py --only ^outer --seeds 1
+    python benchmark/long_runs.py [--workers N] [--seeds N] [--only REGEX] [--finished]
+
+The first command compares settings of the outer step. OUTER has those that the second one uses.
+--steps and --eval-every should be multiples of 10, 30 and 100.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, List
+
+from language_model import (
+    BASELINE,
+    SPARSE_LOCO,
+    Method,
+    by_method,
+    last_loss,
+    matching,
+    parse_arguments,
+    results,
+    rows,
+    show,
+)
+
+SWEPT = ((1.0, 0.0), (0.7, 0.3), (0.7, 0.5), (0.7, 0.7), (0.7, 0.9))
+"""outer_lr and outer_momentum."""
+OUTER = {10: (1.0, 0.0), 30: (1.0, 0.0), 100: (1.0, 0.0)}
+"""The best of SWEPT, by H."""
+FEEDBACK = "--ef vanilla"
+COMPRESSIONS = {
+    "uncompressed": "",
+    "onebit": f"--compressor onebit --onebit-scaling {FEEDBACK}",
+    "4 bits": f"--compressor blockwise --blockwise-bits 4 --blockwise-hadamard true {FEEDBACK}",
+    "2 bits": f"--compressor blockwise --blockwise-bits 2 --blockwise-hadamard true {FEEDBACK}",
+}
+OPTIMIZERS = {"AdamW": "", "Muon": "--optimizer muon"}
+
+
+def _local_steps(every: int, lr: float, mu: float, compression: str = "") -> str:
+    outer = f"--outer-lr {lr} --outer-momentum {mu}"
+    return f"--algorithm local_steps --every {every} {outer} {compression}"
+
+
+def swept() -> Dict[str, str]:
+    """Return the arguments of each method of the sweep."""
+    return {
+        f"outer {lr} and {mu}, H = {every}": _local_steps(every, lr, mu)
+        for every in OUTER
+        for lr, mu in SWEPT
+    }
+
+
+def compared() -> Dict[str, str]:
+    """Return the arguments of each method of the table."""
+    found = {
+        f"local_steps {every}, {name}": _local_steps(every, *OUTER[every], compression)
+        for every in OUTER
+        for name, compression in COMPRESSIONS.items()
+    }
+    return {**found, "SparseLoCo 30": _local_steps(30, 1.0, 0.0, SPARSE_LOCO)}
+
+
+def main() -> None:
+    arguments = parse_arguments(
+        __doc__,
+        rates=[math.inf],
+        steps=2100,
+        eval_every=300,
+        seeds=2,
+        workers=2,
+        only="^(local_steps|SparseLoCo)",
+        results="build/long_runs",
+        training="--width 128 --depth 4 --heads 4 --context 128 --batch-size 4 --lr 2e-3",
+    )
+    table: List[Dict[str, object]] = []
+    for optimizer, chosen in OPTIMIZERS.items():
+        baseline = f"{BASELINE}, {optimizer}"
+        methods = {
+            f"{name}, {optimizer}": Method(f"{words} {chosen}")
+            for name, words in {BASELINE: "", **compared(), **swept()}.items()
+        }
+        there = results(matching(methods, f"^{BASELINE}|{arguments.only}"), arguments)
+        of_baseline = by_method(there).get(baseline, {})
+        losses = {run.seed: last_loss(found) for run, found in of_baseline.items()}
+        table += rows(there, losses, [])
+    show(table, arguments.csv)
+
+
+if __name__ == "__main__":
+    main()

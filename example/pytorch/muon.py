@@ -1,0 +1,54 @@
+"""Muon for the matrices of a model's blocks, and AdamW for all other parameters."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional
+
+import torch
+from torch.optim import Optimizer
+
+
+class MuonAdamW(Optimizer):
+    """One optimizer of two, so that one DistributedOptimizer averages what both have changed.
+
+    Both have the same learning rate: Muon's updates have the root mean square of AdamW's
+    ("match_rms_adamw", Liu et al. 2025, "Muon is scalable for LLM training").
+    """
+
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
+        self.parts = (muon, adamw)
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        for part, own in zip(self.parts, state_dict["parts"]):
+            part.load_state_dict(own)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+def muon_adamw(model: torch.nn.Module, adamw: torch.optim.AdamW) -> MuonAdamW:
+    """Return Muon for the matrices within `model.blocks`, which it takes from `adamw`."""
+    matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
+    taken = set(matrices)
+    settings = adamw.param_groups[0]
+    muon = torch.optim.Muon(
+        matrices,
+        lr=settings["lr"],
+        weight_decay=settings["weight_decay"],
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for group in adamw.param_groups:
+        group["params"] = [p for p in group["params"] if p not in taken]
+    return MuonAdamW(muon, adamw)
