@@ -28,7 +28,7 @@ from language_model import (
     show,
 )
 
-SWEPT = ((1.0, 0.0), (0.7, 0.3), (0.7, 0.5), (0.7, 0.7), (0.7, 0.9))
+SWEPT = ((1.0, 0.0), (1.0, 0.3), (0.7, 0.5), (0.4, 0.7), (0.7, 0.9))
 """outer_lr and outer_momentum."""
 OUTER = {10: (1.0, 0.0), 30: (1.0, 0.0), 100: (1.0, 0.0)}
 """The best of SWEPT, by H."""
@@ -76,7 +76,7 @@ def main() -> None:
         workers=2,
         only="^(local_steps|SparseLoCo)",
         results="build/long_runs",
-        training="--width 128 --depth 4 --heads 4 --context 128 --batch-size 4 --lr 2e-3",
+        training="--width 64 --depth 4 --heads 2 --context 64 --batch-size 16 --lr 4e-3",
     )
     table: List[Dict[str, object]] = []
     for optimizer, chosen in OPTIMIZERS.items():

@@ -342,7 +342,7 @@ def test_workers_that_freeze_other_parameters_are_told():
     busy = time.process_time()
     time.sleep(0.5)
     # A message without a buffer would keep Gloo's thread busy for ever.
-    assert time.process_time() - busy < 0.05
+    assert time.process_time() - busy < 0.25
     optimizer.compression_state.close()
 
 
