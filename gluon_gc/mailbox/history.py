@@ -105,28 +105,13 @@ class Rounds:
 class History:
     """Reads the last rounds of a run, again and again.
 
-    Parameters
-    ----------
-    store : Store
-        Where the run is.
-
-    Attributes
-    ----------
-    jobs : list of dict
-        The header of the run's job, or of those of its shards.
-    rounds : dict of Rounds
-        The rounds of each kind, as of the last `read`. A shard's kinds begin with its folder.
-
-    Raises
-    ------
-    ValueError
-        There is no run, or another version of gluon_gc has made it, or an object is damaged.
-    StoreError
-        The store does not answer, or refuses.
+    ValueError if there is no run, if another version of gluon_gc has made it, or if an object is
+    damaged.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        # By kind, as of the last `read`. A shard's kinds begin with its folder.
         self.rounds: DefaultDict[str, Rounds] = defaultdict(Rounds)
         found = [(name, store.get(name)) for name in self._job_names()]
         self.jobs = [objects.unpack(name, data).header for name, data in found if data is not None]

@@ -52,21 +52,9 @@ class ReplacedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a worker takes part.
+    """How a worker takes part, as `Run` says it."""
 
-    Parameters
-    ----------
-    worker : str
-        Its name, which no other worker has, nor an earlier life of this one.
-    min_workers : int
-        A round needs this number of payloads.
-    grace : float
-        The seconds that a round waits for missing workers.
-    keep : int
-        The number of rounds between saved states.
-    """
-
-    worker: str
+    worker: str  # its name, which no other worker has, nor an earlier life of this one
     min_workers: int = 1
     grace: float = 30.0
     keep: int = 30
@@ -83,27 +71,13 @@ class Contribution:
 
 @dataclass
 class Outcome:
-    """What a worker learns from a round.
+    """What a worker learns from a round."""
 
-    Parameters
-    ----------
-    means : list of dict of array
-        The averages of the rounds since the last outcome, in their order.
-    state : State, optional
-        Where they begin, if the worker missed rounds that are removed.
-    counted : bool
-        Whether one of the rounds counts this worker's contribution.
-    arrived : bool
-        Whether the last average is of the round that has this worker's contribution.
-    nonfinite : str
-        The name of a parameter whose contribution has a NaN or an infinity, or "".
-    """
-
-    means: List[Arrays] = field(default_factory=list)
-    state: Optional[State] = None
-    counted: bool = False
-    arrived: bool = False
-    nonfinite: str = ""
+    means: List[Arrays] = field(default_factory=list)  # of all rounds since, in order
+    state: Optional[State] = None  # where they begin, if the worker missed rounds that are removed
+    counted: bool = False  # whether one of the rounds counts this worker's contribution
+    arrived: bool = False  # whether the last average is of the round with this contribution
+    nonfinite: str = ""  # the name of a parameter whose contribution has a NaN or an infinity
 
 
 @dataclass

@@ -45,37 +45,18 @@ class Entry(NamedTuple):
 
 
 class Store:
-    """The objects below a URL, by name.
+    """The objects below a URL (`_FORMS`), by name. Several threads may call its methods.
 
-    The methods may be called by several threads. They raise StoreError if the store fails.
+    obstore reads the credentials of a bucket, and the address of a server that is like S3, from
+    AWS_*, GOOGLE_* or AZURE_* variables. If AWS_ACCESS_KEY_ID is not set and boto3 is installed,
+    boto3 finds the credentials.
 
-    Parameters
-    ----------
-    url : str
-        file:///folder or a path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
-        obstore reads the credentials of a bucket, and the address of a server that is like S3, from
-        AWS_*, GOOGLE_* or AZURE_* variables. If AWS_ACCESS_KEY_ID is not set and boto3 is
-        installed, boto3 finds the credentials.
-    timeout : float
-        Seconds until a request without an answer has failed, including its retries. An upload gets
-        more time: at least 1 s for each 125 kB. A folder has no time-out.
-    creates : bool
-        Whether a missing folder is created. If not, it is a StoreError.
-
-    Attributes
-    ----------
-    url : str
-        The URL, without a slash at its end.
-
-    Raises
-    ------
-    ValueError
-        The URL has another form, or a setting of the store is missing.
-    ImportError
-        obstore is not installed.
+    All methods raise StoreError if the store fails, or if a request and its retries have no answer
+    after `timeout` seconds. An upload gets more time: at least 1 s for each 125 kB. A folder has no
+    time-out.
     """
 
-    url: str
+    url: str  # without a slash at its end
 
     def __init__(self, url: str, timeout: float = 30.0, creates: bool = True) -> None:
         if obstore is None:
@@ -99,21 +80,9 @@ class Store:
     def put(self, name: str, data: Any, create: bool = False) -> bool:
         """Write an object. Readers see either all of it or nothing.
 
-        Parameters
-        ----------
-        name : str
-            The name below the URL.
-        data : bytes-like
-            The contents.
-        create : bool
-            Whether to keep an object that exists already, instead of replacing it.
-
-        Returns
-        -------
-        bool
-            False if `create` is set and the object existed already. It may be from this same call:
-            obstore repeats a request if its answer was lost. After a StoreError, the object may
-            exist too.
+        With `create`, an object that exists already stays, and the answer is False. It may be from
+        this same call: obstore repeats a request if its answer was lost. After a StoreError, the
+        object may exist too.
         """
         view = memoryview(data)
         content = view.cast("B") if view.nbytes else b""
@@ -162,17 +131,9 @@ class Store:
                         obstore.delete(self._client(), name)
 
     def require_create(self, worker: str) -> None:
-        """Check that the store can create an object only if it does not exist yet.
+        """Raise ValueError unless the store can create an object only if it does not exist yet.
 
-        Parameters
-        ----------
-        worker : str
-            The name of this worker, for the probe object "probe-WORKER".
-
-        Raises
-        ------
-        ValueError
-            The store overwrites the object, or does not implement the check.
+        The probe is the object "probe-WORKER".
         """
         probe, problem = f"probe-{worker}", None
         try:

@@ -68,52 +68,22 @@ class Settings:
 
 
 class Measured(NamedTuple):
-    """What a front end has measured since the last report.
+    """What a front end has measured since the last report."""
 
-    Attributes
-    ----------
-    step : int
-        The number of the last step.
-    total : mapping
-        "total" of `compression_stats`, of these steps only.
-    exchange_seconds : float
-        The average time of a step in which an exchange is under way.
-    residuals : list of (str, Norms)
-        Names of tensors with the norms of a part's residual and gradient in the last step or, with
-        an algorithm, in the first rounds.
-    errors : list of Norms
-        The norms of the errors of averages, and of the exact averages.
-    """
-
-    step: int
-    total: Mapping[str, Any]
-    exchange_seconds: float
+    step: int  # the number of the last step
+    total: Mapping[str, Any]  # "total" of `compression_stats`, of these steps only
+    exchange_seconds: float  # the average time of a step in which an exchange is under way
+    # By tensor, of a part's residual and gradient in the last step or, with an algorithm, in the
+    # first rounds.
     residuals: Sequence[Tuple[str, Norms]]
-    errors: Sequence[Norms]
+    errors: Sequence[Norms]  # of the errors of averages, and of the exact averages
 
 
 class Reporter(ABC):
     """Makes the reports of one worker. A front end measures, and tells when a step begins and ends.
 
-    All workers begin and end the same steps, because a report gathers their waits.
-
-    Parameters
-    ----------
-    make_settings : callable
-        Returns the `Settings`, or raises the error of a wrong argument. All workers then raise one.
-    worker, local_worker : int
-        The rank of this worker, and its rank on its machine.
-    agree : callable
-        Raises a RuntimeError unless all workers call it with the same facts.
-    writers : sequence of str
-        The modules that may have a SummaryWriter.
-
-    Attributes
-    ----------
-    last : Report, optional
-        The last report.
-    is_open : bool
-        Whether reports may follow.
+    All workers begin and end the same steps, because a report gathers their waits. If
+    `make_settings` raises the error of a wrong argument in one of them, all raise one.
     """
 
     def __init__(
@@ -121,12 +91,12 @@ class Reporter(ABC):
         make_settings: Callable[[], Settings],
         worker: int,
         local_worker: int,
-        agree: Callable[[Facts], None],
-        writers: List[str],
+        agree: Callable[[Facts], None],  # RuntimeError unless all state the same facts
+        writers: List[str],  # the modules that may have a SummaryWriter
     ) -> None:
         self.last: Optional[Report] = None
         self.worker, self.steps, self._reported = worker, 0, 0
-        self.is_open = True
+        self.is_open = True  # whether reports may follow
         self._sinks: List[sinks.Sink] = []
         try:
             self.settings = settings = make_settings()

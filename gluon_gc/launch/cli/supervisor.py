@@ -263,15 +263,13 @@ class _Supervisor:
 
 
 def run(tasks: Callable[[int], Sequence[Task]], max_restarts: int = 0) -> int:
-    """Run the tasks that `tasks(number of earlier starts)` returns.
+    """Run the tasks that `tasks(number of earlier starts)` returns, to the end of all services.
 
-    Ends after the workers and services. If a task fails, or this process gets SIGINT, SIGTERM or
-    SIGHUP, all tasks end with their process groups. No task outlives this process, but a task's own
-    children may if it gets SIGKILL.
+    If a task fails, or this process gets SIGINT, SIGTERM or SIGHUP, all tasks end with their
+    process groups. No task outlives this process, but a task's own children may if it gets SIGKILL.
 
-    There are at most `max_restarts` restarts after failures, and none after a signal, after all
-    workers have ended with code 0, or after a task has exited with `leaving.ALONE`, because the
-    other machines did not come back.
+    No restart follows a signal, the end of all workers with code 0, or a task's exit with
+    `leaving.ALONE`, because the other machines did not come back.
 
     Returns 0, the exit code of the task that failed last, or 128 plus the number of the signal.
     """
