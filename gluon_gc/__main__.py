@@ -7,8 +7,7 @@ import json
 import sys
 from typing import Optional, Sequence
 
-from .check import installation, machine, network, variables
-from .check.finding import ERROR, Finding
+from .check import ERROR, Finding, installation, machine, network, variables
 from .plan import arguments as plan
 
 _PARTS = (installation, machine, network, variables)

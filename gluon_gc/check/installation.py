@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from .. import env
 from ..version import __version__
-from .finding import ERROR, GOOD, WARNING, Finding
+from . import ERROR, GOOD, WARNING, Finding
 
 _IMPORT_SECONDS = 120
 _TORCH, _OBSTORE, _NUMPY = (2, 4), (0, 11), (1, 24)

@@ -7,7 +7,7 @@ import resource
 from typing import Iterator
 
 from .. import env
-from .finding import GOOD, WARNING, Finding
+from . import GOOD, WARNING, Finding
 
 _FILES = 1024
 _SHARED_BYTES = 256 * 2**20

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Dict, Iterator, Optional
 
 from .. import env
-from .finding import ERROR, GOOD, WARNING, Finding
+from . import ERROR, GOOD, WARNING, Finding
 
 _GET_ADDRESS, _GET_FLAGS, _UP = 0x8915, 0x8913, 1  # ioctls of Linux, and a flag
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Iterator
 
 from .. import env
-from .finding import ERROR, GOOD, WARNING, Finding
+from . import ERROR, GOOD, WARNING, Finding
 
 _SECRETS = ("GLUON_GC_SECRET",)
 

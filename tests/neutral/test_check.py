@@ -10,8 +10,7 @@ from collections import namedtuple
 
 import pytest
 
-from gluon_gc.check import machine, network, variables
-from gluon_gc.check.finding import ERROR, GOOD, WARNING
+from gluon_gc.check import ERROR, GOOD, WARNING, machine, network, variables
 from tests.processes import clean_environ
 
 

@@ -44,11 +44,10 @@ from ...exchange.channels import AnyChannel
 from ...exchange.exchange import States
 from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel
-from ...state.server_states import ServerStates
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
 from .messages import Dense, OfMachine, Payloads, ServerMessage, SparseRows, SummedRows
-from .pages import Pages
+from .pages import Pages, ServerStates
 from .servers import Servers
 
 _QUEUES = 4  # messages in flight to each server. With more, a pull would queue behind many pushes
