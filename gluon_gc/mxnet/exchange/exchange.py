@@ -34,7 +34,7 @@ from ...exchange.coder import StreamStarts
 from ...exchange.plan import Chunk, Tensor
 from ...state import Key
 from .channel import AnyCoder, Channel
-from .channels import AnyChannel, Channels, GpuShares, in_messages
+from .channels import AnyChannel, Channels, gpus_of, in_messages
 from .coder import MessageCoder, Part
 from .gradient import Gradient, Job, copy_first, legacy
 from .sparse import SparseChannel
@@ -69,7 +69,6 @@ class Exchange:
         self.when_declared: Callable[[Set[str]], None] = lambda names: None  # gets new tensors
         self._streams = StreamStarts(self.bytes_of_root)
         self._step = 0  # the number of the last exchange
-        self._gpus = GpuShares(self._can_run_on_gpu)
 
     def living_averagings(self) -> List[Any]:
         """The `Averaging`s of trainers that exist."""
@@ -263,7 +262,6 @@ class Exchange:
         mx.nd.waitall()
         for channel in self.channels.hide(names):
             self._forget(channel)
-        self._gpus.forget()
         declared_tensors = self.channels.tensors
         return [declared_tensors.pop(name) for name in list(declared_tensors) if name in names]
 
@@ -297,7 +295,7 @@ class Exchange:
         job.step = self._step
         channels = self.channels.of(job.gradients)
         dense = [channel for channel in channels if isinstance(channel, Channel)]
-        for channel, gpu in zip(dense, self._gpus.of(dense, job.gradients)):
+        for channel, gpu in zip(dense, gpus_of(dense, job.gradients, self._can_run_on_gpu)):
             channel.move_to(gpu)
         self._exchange(dense, job, priority)
         for number, channel in enumerate(channels):

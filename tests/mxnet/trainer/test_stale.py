@@ -7,7 +7,7 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 
 import gluon_gc as bps
 from gluon_gc.mxnet.engine.operators import MessageAttribute
-from gluon_gc.mxnet.kvstore.horovod.message_groups import KnownGroups
+from gluon_gc.mxnet.kvstore.horovod.message_groups import numbered
 from gluon_gc.mxnet.state import tensor_states
 from tests.mxnet.cluster.jobs import backward, gradients, make
 
@@ -242,10 +242,13 @@ def test_a_scheduler_is_not_asked_ahead_for_parameters_that_are_behind():
 
 
 def test_what_is_kept_for_sets_of_parameters_has_bounds():
-    attribute, known = MessageAttribute(shared=1), KnownGroups()
+    attribute = MessageAttribute(shared=1)
+    groups = numbered(lambda channels, number: [number])
     for number in range(1000):
         attribute("fuse", {"how": number})
-        known.of((number,), lambda made: [made])
-    assert len(attribute._cache) <= 64 and len(known._groups) == 16
-    assert known.of((999,), lambda made: [made]) == [999]  # made once
-    assert known.of((0,), lambda made: [made]) == [1000]  # forgotten, and made again
+        groups((number,))
+    assert len(attribute._cache) <= 64 and groups.cache_info().currsize == 16
+    assert groups((999,)) == [999]  # made once
+    assert groups((0,)) == [1000]  # forgotten, and made again
+    groups.cache_clear()
+    assert groups((999,)) == [1001]  # a name is never used again

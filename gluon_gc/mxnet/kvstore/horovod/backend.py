@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from functools import partial
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -38,7 +39,7 @@ from ...exchange.gradient import Gradient, Job
 from ...exchange.sparse import SparseChannel, summed
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
-from .message_groups import Gathered, Group, KnownGroups, TwoWay, by_dtype, in_groups
+from .message_groups import Gathered, Group, TwoWay, by_dtype, in_groups, numbered
 from .process_set import ProcessSet, load, nodes_of
 
 
@@ -74,7 +75,8 @@ class Horovod(HierarchicalExchange):
         # Horovod refuses a name that is still in use. Each channel has one array for its sums, so
         # MXNet's engine finishes one sum before it begins the next.
         self._summed: Dict[Channel, NDArray] = {}
-        self._groups: Dict[ProcessSet, KnownGroups] = {}
+        sets = (self._everybody, *self._across)
+        self._groups = {each: numbered(partial(self._new_groups, each)) for each in sets}
         self._broadcasts = itertools.count()
         self._progress = Progress()
         self._stall_watch = StallWatch(f"worker {self.rank}", self._progress)
@@ -135,7 +137,7 @@ class Horovod(HierarchicalExchange):
         self._owner_of.pop(channel, None)
         self._summed.pop(channel, None)
         for groups in self._groups.values():
-            groups.forget(channel)
+            groups.cache_clear()
 
     def _shares_machine(self) -> bool:
         return bool(self._across)
@@ -172,7 +174,7 @@ class Horovod(HierarchicalExchange):
         groups: List[Group] = []
         for process_set, inside in self._by_process_set(sent):
             received.update(self._sum_in(process_set, inside, sent))
-            groups += self._grouped(process_set, [channel for channel in inside if channel.framed])
+            groups += self._groups[process_set](tuple(c for c in inside if c.framed))
         # MXNet hands out its resources in the order of the queue. So all groups send before any
         # queues an operator that waits for a received message.
         for group in groups:
@@ -191,20 +193,17 @@ class Horovod(HierarchicalExchange):
                 count = self.num_workers if channel.gathered else 1
                 channel.deliver([received[channel]], job.gradients, count)
 
-    def _grouped(self, process_set: ProcessSet, channels: Sequence[Channel]) -> List[Group]:
-        """The groups in which these channels travel together. They are kept for later steps."""
-
-        def make(number: int) -> List[Group]:
-            groups: List[Group] = []
-            owned = self._owner_of, self._aggregators, self._threads
-            for part in in_groups([channel for channel in channels if channel.aggregated]):
-                groups.append(TwoWay(process_set, part, f"{number}.{len(groups)}", *owned))
-            for part in in_groups([channel for channel in channels if channel.gathered]):
-                groups.append(Gathered(process_set, part, f"{number}.{len(groups)}"))
-            return groups
-
-        known = self._groups.setdefault(process_set, KnownGroups())
-        return known.of(tuple(channels), make)
+    def _new_groups(
+        self, process_set: ProcessSet, channels: Tuple[Channel, ...], number: int
+    ) -> List[Group]:
+        """The groups in which these channels travel together."""
+        groups: List[Group] = []
+        owned = self._owner_of, self._aggregators, self._threads
+        for part in in_groups([channel for channel in channels if channel.aggregated]):
+            groups.append(TwoWay(process_set, part, f"{number}.{len(groups)}", *owned))
+        for part in in_groups([channel for channel in channels if channel.gathered]):
+            groups.append(Gathered(process_set, part, f"{number}.{len(groups)}"))
+        return groups
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int

@@ -7,7 +7,7 @@ The methods are asynchronous: they queue operations on MXNet's engine and return
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from functools import lru_cache
 from typing import Callable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
@@ -208,26 +208,14 @@ class Gathered:
 Group = Union[TwoWay, Gathered]
 
 
-class KnownGroups:
-    """The groups of a process set, for the latest sets of messages.
+def numbered(
+    make: Callable[[Tuple[Channel, ...], int], List[Group]],
+) -> Callable[[Tuple[Channel, ...]], List[Group]]:
+    """Keep the groups of a process set that `make` makes for the latest sets of messages.
 
-    A model that uses other layers in each step may have any number of sets, and the buffers of a
+    Each set of messages has a new number for the names of its groups, the same on all members. A
+    model that uses other layers in each step may have any number of sets, and the buffers of a
     group need memory.
     """
-
-    def __init__(self) -> None:
-        self._groups: OrderedDict[Tuple[Channel, ...], List[Group]] = OrderedDict()
-        self._numbers = itertools.count()
-
-    def of(self, channels: Tuple[Channel, ...], make: Callable[[int], List[Group]]) -> List[Group]:
-        """The groups for this set of messages; `make` takes a number for their names."""
-        if channels not in self._groups:
-            if len(self._groups) == _KNOWN_SETS:
-                self._groups.popitem(last=False)
-            self._groups[channels] = make(next(self._numbers))
-        self._groups.move_to_end(channels)
-        return self._groups[channels]
-
-    def forget(self, channel: Channel) -> None:
-        for channels in [channels for channels in self._groups if channel in channels]:
-            del self._groups[channels]
+    numbers = itertools.count()
+    return lru_cache(maxsize=_KNOWN_SETS)(lambda channels: make(channels, next(numbers)))
