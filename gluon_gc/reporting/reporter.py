@@ -100,14 +100,7 @@ class Reporter(ABC):
         self._sinks: List[sinks.Sink] = []
         try:
             self.settings = settings = make_settings()
-            self._sinks += sinks.opened(
-                worker,
-                local_worker,
-                settings.tensorboard,
-                settings.wandb,
-                settings.prometheus,
-                writers,
-            )
+            self._sinks += sinks.opened(settings, worker, local_worker, writers)
         except BaseException:
             with suppress(RuntimeError):  # the error here says more
                 agree([("report", {"arguments": "that it refuses"})])
@@ -188,3 +181,11 @@ class Reporter(ABC):
 def _close(opened: List[sinks.Sink]) -> None:
     while opened:
         opened.pop().close()
+
+
+def replace_reporter(owner: Any, make: Callable[[], Reporter]) -> Reporter:
+    """Replace the attribute `reporter` of an object that tells it when a step begins."""
+    if owner.reporter is not None:
+        owner.reporter.close()  # it may hold the port of the new one
+    owner.reporter = make()
+    return owner.reporter

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import Any, Iterator, List, Optional, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Sequence
 
 from ..log import logger
 from .report import Report
+
+if TYPE_CHECKING:
+    from .reporter import Settings
 
 _PREFIX = "gluon_gc"
 _FLUSH_SECONDS = 10  # after which numbers are in a file, if the process is killed
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """Writes the reports of one worker."""
 
+    @abstractmethod
     def write(self, report: Report) -> None:
         """Write a report."""
 
     def close(self) -> None:
         """Release files and ports. No report follows."""
+        return
 
 
-class Log:
+class Log(Sink):
     """Writes a line to the logger gluon_gc.report, whatever the level of gluon_gc's other lines."""
 
     def __init__(self) -> None:
@@ -35,11 +41,8 @@ class Log:
     def write(self, report: Report) -> None:
         self._logger.info("%s", report.line())
 
-    def close(self) -> None:
-        pass
 
-
-class TensorBoard:
+class TensorBoard(Sink):
     """Writes scalars to event files of TensorBoard."""
 
     def __init__(self, folder: str, worker: int, writers: Sequence[str]) -> None:
@@ -57,7 +60,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class WandB:
+class WandB(Sink):
     """Logs to the run of Weights & Biases that this process has begun, if it has begun one."""
 
     def __init__(self, worker: int) -> None:
@@ -74,11 +77,8 @@ class WandB:
             values.update({f"residual_ratio/{name}": r for name, r in report.worst.items()})
             self._run.log({f"{self._prefix}/{name}": value for name, value in values.items()})
 
-    def close(self) -> None:
-        pass
 
-
-class Prometheus:
+class Prometheus(Sink):
     """Serves the last report as gauges, over HTTP."""
 
     def __init__(self, port: int, worker: int) -> None:
@@ -137,25 +137,20 @@ def _imported(argument: str, *modules: str) -> Any:
 
 
 def opened(
-    worker: int,
-    local_worker: int,
-    tensorboard: Optional[str],
-    wandb: bool,
-    prometheus: Optional[int],
-    writers: Sequence[str],
+    settings: Settings, worker: int, local_worker: int, writers: Sequence[str]
 ) -> List[Sink]:
-    """Return the requested sinks of a worker; see the front ends' `report`.
+    """Return the requested sinks of a worker.
 
     `writers` are the modules that may have a SummaryWriter.
     """
     sinks: List[Sink] = [Log()]
     try:
-        if tensorboard is not None:
-            sinks.append(TensorBoard(os.fspath(tensorboard), worker, writers))
-        if wandb:
+        if settings.tensorboard is not None:
+            sinks.append(TensorBoard(os.fspath(settings.tensorboard), worker, writers))
+        if settings.wandb:
             sinks.append(WandB(worker))
-        if prometheus is not None:
-            sinks.append(Prometheus(prometheus + local_worker, worker))
+        if settings.prometheus is not None:
+            sinks.append(Prometheus(settings.prometheus + local_worker, worker))
     except BaseException:
         for sink in sinks:
             sink.close()

@@ -28,12 +28,11 @@ from ..exchange.agreement import Facts
 from ..exchange.chunk import ExchangedChunk
 from ..exchange.exchange import Exchange, Lane, exact_of
 from ..exchange.job import Announced, Request
-from ..reporting import Measured, Norms, Reporter, Settings
+from ..reporting import Measured, Norms, Reporter, Settings, replace_reporter
 from .algorithms.state import AlgorithmState
 from .byteps.runtime import local_rank
 from .gradients.optimizer_hooks import StepObserver, steps_any, unwrapped
 from .gradients.state import CompressionState
-from .gradients.steps import GradientSteps
 from .optimizer.copies import Distributed
 from .state.sharded import ModelCompression
 from .transport import staging
@@ -80,16 +79,8 @@ def report(
     state = _state_of(target)
     make_settings = partial(Settings, every, tensorboard, wandb, prometheus, measure_error)
     if isinstance(state, AlgorithmState):
-        return _opened(state, lambda: AlgorithmReporter(state, make_settings))
-    return _opened(state.gradients, lambda: GradientReporter(state, make_settings))
-
-
-def _opened(owner: Union[GradientSteps, AlgorithmState], make: Callable[[], Reporter]) -> Reporter:
-    """Replace the reporter of an object that tells it when a step begins."""
-    if owner.reporter is not None:
-        owner.reporter.close()  # it may hold the port of the new one
-    owner.reporter = make()
-    return owner.reporter
+        return replace_reporter(state, lambda: AlgorithmReporter(state, make_settings))
+    return replace_reporter(state.gradients, lambda: GradientReporter(state, make_settings))
 
 
 def _state_of(target: Any) -> Union[CompressionState, AlgorithmState]:

@@ -19,7 +19,7 @@ from ...compression import parse, warn_of_ignored, warn_of_plain_adam
 from ...exchange.plan import require_on_nonfinite
 from ...log import logger
 from ...options import checked_epoch
-from ...reporting import Reporter, Settings
+from ...reporting import Reporter, Settings, replace_reporter
 from ..algorithms.adam import require_adam
 from ..algorithms.algorithm import AlgorithmAveraging, checked
 from ..byteps import runtime
@@ -499,10 +499,8 @@ class DistributedTrainer(Trainer):
 
     def start_report(self, make_settings: Callable[[], Settings]) -> Reporter:
         """See `report`."""
-        if self._averaging.reporter is not None:
-            self._averaging.reporter.close()  # it may hold the port of the new one
-        self._averaging.reporter = TrainerReporter(self._averaging, make_settings)
-        return self._averaging.reporter
+        averaging = self._averaging
+        return replace_reporter(averaging, lambda: TrainerReporter(averaging, make_settings))
 
     # gluon.Trainer calls these
 
