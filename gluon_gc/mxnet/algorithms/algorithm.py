@@ -143,12 +143,15 @@ class AlgorithmAveraging(Averaging):
         else:
             self.described = self._automatic.described()
 
-    def require_every_step(self, call: str) -> None:
-        raise RuntimeError(
-            f"{call} does not work with algorithm {self._algorithm.name}, which does not average "
-            "gradients in every step: change gradients before trainer.step(batch_size), or leave "
-            "out algorithm"
-        )
+    def require(self, call: str) -> None:
+        if call in ("save_states", "load_states"):
+            self._driver.require_loadable()
+        elif call != "step":
+            raise RuntimeError(
+                f"{call} does not work with algorithm {self._algorithm.name}, which does not "
+                "average gradients in every step: change gradients before "
+                "trainer.step(batch_size), or leave out algorithm"
+            )
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
         if self._begun and not goes_on:
@@ -343,9 +346,6 @@ class AlgorithmAveraging(Averaging):
         return overflow  # each worker has its own loss scale, and skips its own steps
 
     # Checkpoints
-
-    def require_checkpoints(self) -> None:
-        self._driver.require_loadable()
 
     def arrays(self) -> Dict[Key, NDArray]:
         """The algorithm's state and this worker's parameters, by parameter index."""

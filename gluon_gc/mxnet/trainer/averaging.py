@@ -108,24 +108,12 @@ class Averaging(ABC):
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
         """The sum of AMP's overflow counts over the workers that skip steps together."""
 
-    def require_every_step(self, call: str) -> None:
-        """Raise RuntimeError if an algorithm is used, because `call` does not work with one."""
-        return
-
-    def require_applied(self, call: str) -> None:
-        """Raise RuntimeError if `call`, which updates parameters, is inside `not_applied`."""
-        return
+    @abstractmethod
+    def require(self, call: str) -> None:
+        """Raise RuntimeError if the trainer's method `call` cannot be called now."""
 
     def leave_out_unapplied(self) -> None:
         """Take the last exchange back if no update has applied it. All workers call this."""
-        return
-
-    def require_settled(self, call: str) -> None:
-        """Raise RuntimeError if `call` would save an exchange that may still be taken back."""
-        return
-
-    def require_checkpoints(self) -> None:
-        """Raise RuntimeError if the state cannot be saved in files, and loaded from them."""
         return
 
     @abstractmethod

@@ -259,11 +259,21 @@ class GradientAveraging(Averaging):
         self._averages = None
         self._ever_applied = True
 
-    def require_applied(self, call: str) -> None:
-        if self._not_applied:
+    def require(self, call: str) -> None:
+        if call in ("step", "update", "applied") and self._not_applied:
             raise RuntimeError(
                 f"{call}() updates parameters, so it cannot be called inside not_applied(): call "
                 "it after the `with` block"
+            )
+        if call != "save_states" or self._averages is None:
+            return
+        name = self._with_state(self._averages.indices)
+        if name is not None:
+            raise RuntimeError(
+                f"{call}() cannot save the residual or momentum of {name}, because the averages of "
+                "the last exchange are not applied: first call update(), or trainer.applied() if "
+                "the script has applied them; or take the exchange back with `with "
+                "trainer.not_applied(): pass` on all workers"
             )
 
     @contextmanager
@@ -277,16 +287,6 @@ class GradientAveraging(Averaging):
             self._not_applied = False
         self.leave_out_unapplied()
         freshness.use_up(self._params)
-
-    def require_settled(self, call: str) -> None:
-        name = None if self._averages is None else self._with_state(self._averages.indices)
-        if name is not None:
-            raise RuntimeError(
-                f"{call}() cannot save the residual or momentum of {name}, because the averages of "
-                "the last exchange are not applied: first call update(), or trainer.applied() if "
-                "the script has applied them; or take the exchange back with `with "
-                "trainer.not_applied(): pass` on all workers"
-            )
 
     def leave_out_unapplied(self) -> None:
         averages = self._averages

@@ -249,14 +249,11 @@ class DistributedTrainer(Trainer):
             The averages of the last exchange may be applied, but this is not known: the update of
             the last step has raised an error, or see `allreduce_grads`.
         """
-        self._averaging.require_applied("step")
+        self._averaging.require("step")
         _require_positive("batch_size", batch_size)
         if not ignore_stale_grad:
             freshness.require_fresh(self._params)
-        self._follow_cluster()
-        self._start_equal()
-        self._begin_report()
-        arguments = self._step_arguments(batch_size, ignore_stale_grad)
+        arguments = self._begin_step(batch_size, ignore_stale_grad)
         self._averaging.step(arguments, self._apply)
         self._divided_by_loss_scale(arguments.scaler)
         self._end_step()
@@ -294,19 +291,12 @@ class DistributedTrainer(Trainer):
             the last `step` has raised an error, and its exchange cannot be taken back: call
             `applied` or `load_states` first.
         """
-        self._averaging.require_every_step("allreduce_grads")
+        self._averaging.require("allreduce_grads")
         if batch_size is not None:
             _require_positive("batch_size", batch_size)
-        self._follow_cluster()
-        self._start_equal()
-        self._begin_report()
-        arguments = self._step_arguments(batch_size, ignore_stale_grad)
+        arguments = self._begin_step(batch_size, ignore_stale_grad)
         self._averaging.average(arguments)
         self._divided_by_loss_scale(arguments.scaler)
-
-    def _step_arguments(self, batch_size: Optional[int], ignore_stale_grad: bool) -> StepArguments:
-        scaler = self._amp_loss_scaler
-        return StepArguments(self._optimizer, batch_size, self._scale, ignore_stale_grad, scaler)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from the gradients that `allreduce_grads` has averaged.
@@ -333,8 +323,7 @@ class DistributedTrainer(Trainer):
         RuntimeError
             The trainer has an algorithm: call `step` instead.
         """
-        self._averaging.require_every_step("update")
-        self._averaging.require_applied("update")
+        self._averaging.require("update")
         _require_positive("batch_size", batch_size)
         if self._averaging.has_averages:
             self._averaging.update(batch_size, ignore_stale_grad, self._apply)
@@ -359,7 +348,7 @@ class DistributedTrainer(Trainer):
         RuntimeError
             `step` or `update` is called inside it, or the trainer has an algorithm.
         """
-        self._averaging.require_every_step("not_applied")
+        self._averaging.require("not_applied")
         with self._averaging.not_applied():
             yield
 
@@ -373,8 +362,7 @@ class DistributedTrainer(Trainer):
         RuntimeError
             The trainer has an algorithm.
         """
-        self._averaging.require_every_step("applied")
-        self._averaging.require_applied("applied")
+        self._averaging.require("applied")
         self._averaging.applied()
 
     def set_epoch(self, epoch: int) -> None:
@@ -384,9 +372,13 @@ class DistributedTrainer(Trainer):
         """
         self._averaging.set_epoch(checked_epoch(epoch))
 
-    def _begin_report(self) -> None:
+    def _begin_step(self, batch_size: Optional[int], ignore_stale_grad: bool) -> StepArguments:
+        self._follow_cluster()
+        self._start_equal()
         if self._averaging.reporter is not None:
             self._averaging.reporter.begin()
+        scaler = self._amp_loss_scaler
+        return StepArguments(self._optimizer, batch_size, self._scale, ignore_stale_grad, scaler)
 
     def _end_step(self) -> None:
         if self._trace is not None:
@@ -411,9 +403,8 @@ class DistributedTrainer(Trainer):
             The averages of the last `allreduce_grads` are not applied, so the state after them is
             not the one that training continues from. Or there is a mailbox, which has the state.
         """
-        self._averaging.require_checkpoints()
         self._follow_cluster()
-        self._averaging.require_settled("save_states")
+        self._averaging.require("save_states")
         self._averaging.prepare(self._optimizer, "save_states")
         saving.save(self._averaging, self._optimizer_states(), fname)
 
@@ -448,7 +439,7 @@ class DistributedTrainer(Trainer):
         RuntimeError
             Another worker's file does not fit, or is of another step. Or there is a mailbox.
         """
-        self._averaging.require_checkpoints()
+        self._averaging.require("load_states")
         self._follow_cluster()
         saving.announce(self._averaging, fname)
         self._averaging.prepare(self._optimizer, "load_states")
