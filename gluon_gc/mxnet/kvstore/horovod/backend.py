@@ -51,8 +51,6 @@ class Horovod(HierarchicalExchange):
 
     def __init__(self) -> None:
         super().__init__()
-        if self.connected is not None:
-            raise RuntimeError("this process is already connected to Horovod")
         self._hvd = load()
         env.prepare_horovod()
         # If process sets are dynamic, Horovod asks all workers for new ones in each cycle.

@@ -40,8 +40,6 @@ class OneMachine(HierarchicalExchange):
 
     def __init__(self) -> None:
         super().__init__()
-        if self.connected is not None:
-            raise RuntimeError("this process is already connected to its machine's workers")
         ending().set_backend(self)
         self.rank, self.num_workers = self.local_rank, self.local_size
         self._progress = Progress()

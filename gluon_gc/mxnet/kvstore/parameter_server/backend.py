@@ -60,8 +60,6 @@ class ParameterServer(HierarchicalExchange):
 
     def __init__(self) -> None:
         super().__init__()
-        if self.connected is not None:
-            raise RuntimeError("this process is already connected to a parameter server")
         ending().set_backend(self)
         cluster = env.cluster()
         self.rank = cluster.rank
