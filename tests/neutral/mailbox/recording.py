@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import signal
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Callable, Dict
@@ -41,15 +40,12 @@ def prepare(config: Dict[str, Any]) -> None:
 
 
 class Points(logging.Handler):
-    """Records all messages, and kills or holds this worker at one of them.
-
-    "kill": a pattern. "hold": a pattern; the worker waits there until the file "released" exists.
-    """
+    """Records all messages, and kills this worker at the one with the pattern "kill", if any."""
 
     def __init__(self, folder: Path, config: Dict[str, Any]) -> None:
         super().__init__(logging.DEBUG)
         self._folder, self._name = folder, config["name"]
-        self._kill, self._hold = config.get("kill"), config.get("hold")
+        self._kill = config.get("kill")
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -57,10 +53,6 @@ class Points(logging.Handler):
             log.write(f"{message}\n")
         if self._kill and re.search(self._kill, message):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._hold and re.search(self._hold, message):
-            (self._folder / f"{self._name}.held").touch()
-            while not (self._folder / "released").exists():
-                time.sleep(0.01)
 
 
 class Recorder:

@@ -62,10 +62,6 @@ class Worker:
         return len(self._text("steps"))
 
     @property
-    def is_held(self) -> bool:
-        return Path(f"{self._begin}.held").exists()
-
-    @property
     def rounds(self) -> List[Dict[str, Any]]:
         """The rounds after which it could look: {"kind", "round", "digest"}."""
         lines = self._text("rounds").split("\n")[:-1]  # after the last newline, half a line
@@ -138,10 +134,6 @@ class Workers:
         for worker in alive:
             self.wait_for_end(worker)
         return alive
-
-    def restart(self) -> None:
-        """Let new workers train after `stop`."""
-        (self.folder / "stop").unlink()
 
     def kill(self) -> None:
         for worker in self.workers:

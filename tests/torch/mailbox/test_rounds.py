@@ -41,40 +41,6 @@ def test_a_run_survives_a_kill_at_each_point_of_the_protocol(url, workers):
     require_sound(run, alive)
 
 
-def test_a_run_of_which_all_workers_are_killed_goes_on_from_its_last_round(url, workers):
-    run = workers(url, settings={**FAST, "keep": 3})
-    killed = [run.start("w0"), run.start("w1")]
-    run.wait_for_rounds(5, *killed)
-    for worker in killed:
-        worker.kill()
-    last = min(worker.last_round for worker in killed)
-    others = [run.start("w2", seed=7), run.start("w3", seed=8)]  # with other first parameters
-    run.wait_for_rounds(3, *others)
-    alive = run.stop()
-    assert alive == others
-    require_sound(run, alive)
-    for worker in others:
-        assert worker.rounds[0]["round"] >= last
-
-
-def test_two_deciders_at_once_agree(url, workers):
-    run = workers(url, settings={**FAST, "grace": 1}, hold="round 3 is complete")
-    both = [run.start("w0"), run.start("w1")]
-    run.wait("both are about to decide", lambda: all(worker.is_held for worker in both))
-    # It puts its payload after both have looked, and decides with other payloads than theirs.
-    late = run.start("w2", hold="round 3 is complete")
-    run.wait("a third one is about to decide", lambda: late.is_held)
-    (run.folder / "released").touch()
-    run.wait_for_rounds(3, *both, late)
-    replay = require_sound(run, run.stop())
-    third = replay.rounds[2]
-    assert len(third.payloads) == 3
-    assert len(third.counted) in (2, 3)
-    wrote = ["the result of round 3 is written" in worker.log for worker in (*both, late)]
-    assert wrote.count(True) == 1
-    assert wrote.index(True) == 2 or len(third.counted) == 2
-
-
 def test_workers_that_lag_join_late_or_have_a_nan_lose_nothing(url, workers):
     run = workers(url, settings={**FAST, "grace": 0.1})
     fast = run.start("w0", settings={**run.config["settings"], "samples_per_step": 4})
@@ -136,19 +102,6 @@ def test_a_worker_that_ends_puts_what_it_has_unless_it_failed(tmp_path, workers)
         assert (worker.facts["worker"] in left) == (worker in putting)
 
 
-def test_training_goes_on_locally_while_too_few_workers_are_there(url, workers):
-    run = workers(url, settings={**FAST, "min_workers": 2})
-    first = run.start("w0", round_grace=0.3)
-    run.wait("it goes on alone", lambda: "round 1 has 1 workers of min_workers 2" in first.log)
-    second = run.start("w1")
-    run.wait_for_rounds(3, first, second)
-    second.kill()
-    third = run.start("w2")
-    run.wait_for_rounds(3, first, third)
-    replay = require_sound(run, run.stop())
-    assert all(len(each.counted) >= 2 for each in replay.rounds)
-
-
 def test_training_goes_on_locally_while_the_store_fails(bucket, proxy, workers):
     run = workers(bucket, settings={**FAST, "grace": 0.5})
     both = [run.start("w0"), run.start("w1")]
@@ -164,27 +117,3 @@ def test_training_goes_on_locally_while_the_store_fails(bucket, proxy, workers):
     run.wait_for_rounds(2, *both)
     assert all("answers again, after" in worker.log for worker in both)
     require_sound(run, run.stop())
-
-
-def test_a_worker_that_slept_until_its_rounds_were_removed_loses_nothing(url, workers):
-    run = workers(url, settings={"grace": 0.3, "keep": 1})
-    steady = run.start("w0")
-    # The round mostly counts the one that sleeps after its payload is put, never the other one.
-    after = run.start("w1", hold="the payload of round .* is put")
-    before = run.start("w2", hold="round .* begins")
-    idle = run.start("w3", algorithm={**EVERY_5, "every": 10**6})
-    run.wait("it makes steps", lambda: idle.steps)
-    run.wait("both sleep", lambda: after.is_held and before.is_held)
-    run.wait_for_rounds(12, steady)
-    (run.folder / "released").touch()
-    run.wait_for_rounds(2, steady, after, before)
-    alive = run.stop()
-    assert len(alive) == 4
-    replay = require_sound(run, alive)
-    name = idle.facts["worker"]  # it has only put what it had at its end, into the open round
-    payloads = [*(each.payloads for each in replay.rounds), replay.open_payloads]
-    (number,) = [number for number, found in enumerate(payloads, start=1) if name in found]
-    assert number > 8
-    for worker in (after, before):
-        skipped = [b["round"] - a["round"] for a, b in zip(worker.rounds, worker.rounds[1:])]
-        assert max(skipped) > 8
