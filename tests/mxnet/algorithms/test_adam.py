@@ -13,10 +13,8 @@ from tests.mxnet.algorithms.test_algorithms import (
     WHOLE,
     assert_weights,
     first_values,
-    killed_and_resumed,
     mean_of,
     on_nodes,
-    start_cluster,
     trained,
 )
 from tests.mxnet.cluster.jobs import backward, gradients_of, parameters
@@ -83,15 +81,6 @@ def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(
         assert_weights(result, x)
         for i in range(len(SHAPES)):
             np.testing.assert_array_equal(result[2][i], m[f"p{i}"])
-
-
-def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path):
-    ways = WAYS[: 2 * len(COMPRESSIONS)]
-    results = killed_and_resumed(tmp_path, start_cluster, 2, ways)
-    for number, way in enumerate(ways):
-        for result, (x, _) in zip(results, replayed(way, 2, 1)):
-            for i in range(len(SHAPES)):
-                np.testing.assert_array_equal(result[number][i], x[f"p{i}"])
 
 
 def trained_with_a_nan(bad, on_nonfinite):

@@ -26,7 +26,6 @@ from tests.mxnet.exchange.test_two_way import CHUNK, PARTITION
 SHAPES = [(50, 20), (33,), (257, 3)]
 RATE = 0.125
 SGD = {"optimizer_params": {"learning_rate": RATE}}
-PLAIN = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
 SEVENTH = {"name": "local_steps", "every": 7}
 FULL = {"fragments": 2, "overlap": 2, "mix": 0.5, "overrides": {"p0": {"outer_lr": 1.0}}}
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
@@ -179,15 +178,6 @@ def mean_of(compression_params, workers, local_size, chunk=WHOLE):
     return mean
 
 
-def first_moments(rank, beta=0.9):
-    """Return Adam's first moments for a worker's own gradients."""
-    moments = [np.zeros(shape) for shape in SHAPES]
-    for step in range(STEPS):
-        for m, gradient in zip(moments, gradients_of(rank, step, SHAPES)):
-            m += (1 - beta) * (gradient - m)
-    return moments
-
-
 def on_machines(job, arguments):
     """Run a job on two machines with two workers each, with vectors cut into chunks."""
     return run(job, arguments, 4, 2, OF_MACHINES)
@@ -236,24 +226,6 @@ def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
     expected = replayed(params, len(results), local_size, contexts, chunk, **options)
     for result, worker in zip(results, expected):
         assert_weights(result, worker)
-
-
-def test_a_round_in_every_step_gives_the_weights_of_averaged_gradients(tmp_path):
-    file = str(tmp_path / "states")
-    every_step, gradients = (run(trained, {**way(a), "file": file}) for a in (PLAIN, None))
-    for (ours, *_), (expected, *_) in zip(every_step, gradients):
-        for (a, *_), (b, *_) in zip(ours, expected):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-
-
-def test_adams_moments_are_those_of_a_workers_own_gradients(tmp_path):
-    adam = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "middle": MIDDLE}
-    job = {**way(SEVENTH, ONEBIT, **adam), "file": str(tmp_path / "states")}
-    for rank, (weights, resumed, moments) in enumerate(run(trained, job)):
-        for (a, *_), (b, *_) in zip(weights, resumed):
-            np.testing.assert_array_equal(a, b)
-        for i, moment in enumerate(first_moments(rank)):
-            np.testing.assert_allclose(moments[i], moment, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("start", [run, run_horovod])

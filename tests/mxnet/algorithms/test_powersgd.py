@@ -11,10 +11,8 @@ from tests.mxnet.algorithms.test_algorithms import (
     WHOLE,
     assert_weights,
     first_values,
-    killed_and_resumed,
     mean_of,
     on_some_engines,
-    start_forked_horovod,
     trained,
 )
 from tests.mxnet.cluster.jobs import gradients_of
@@ -64,12 +62,3 @@ def test_powersgd_gives_the_replays_weights_and_goes_on_bit_for_bit(
     expected = replayed(way, len(results), local_size, chunk)
     for result in results:
         assert_weights(result, expected)
-
-
-def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path):
-    results = killed_and_resumed(tmp_path, start_forked_horovod, 2, WAYS[:3])
-    for number, way in enumerate(WAYS[:3]):
-        expected = replayed(way, 2, 1)
-        for result in results:
-            for i in range(len(SHAPES)):
-                np.testing.assert_array_equal(result[number][i], expected[f"p{i}"])

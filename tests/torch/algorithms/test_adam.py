@@ -248,9 +248,10 @@ def test_parameters_may_be_frozen_for_a_while():
 
 @on_workers(1, 2)
 def test_all_workers_leave_out_the_step_of_one_workers_scaler():
-    for bad_step in (2, 7):  # before and after the freeze
+    ways = ((FREEZE, ONEBIT, 2), (FREEZE, ONEBIT, 7), ("powersgd", None, 2))
+    for algorithm, params, bad_step in ways:  # before and after the freeze
         net = Net()
-        optimizer = distributed(net, params=ONEBIT)
+        optimizer = distributed(net, algorithm, params)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
         for step in range(9):
             before = flat(net)

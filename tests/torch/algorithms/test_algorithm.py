@@ -5,11 +5,11 @@ import io
 import itertools
 import os
 import pickle
-import signal
 import threading
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,10 +41,8 @@ from tests.torch.workers import on_workers, run
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "ef_decay": 0.95}
 RANDOMK = {"compressor": "randomk", "k": 0.2, "seed": 5, "ef": "corrected"}
-AVERAGING = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
 SHAPES = {"w": (60, 20), "b": (5,)}
 FULL = {"fragments": 2, "overlap": 2, "mix": 0.5, "overrides": {"b": {"outer_lr": 1.0}}}
-OF_PROCESSES = {"plain": None, "onebit": ONEBIT, "topk": TOPK}
 
 
 def distributed(net, algorithm, params=None, optimizer=torch.optim.SGD, **more):
@@ -66,19 +64,6 @@ def every(steps, **more):
 
 
 # Numbers
-
-
-@on_workers(1, 2)
-def test_one_step_without_outer_momentum_averages_gradients():
-    weights = []
-    for algorithm in (None, AVERAGING):
-        net = Net()
-        optimizer = distributed(net, algorithm)
-        weights.append(train(net, optimizer, range(8)))
-        assert_alike(weights[-1])
-        optimizer.compression_state.close()
-    assert torch.allclose(*weights, atol=1e-6)
-    assert not torch.equal(weights[0], flat(Net()))
 
 
 def gradients_of(rank, step):
@@ -133,19 +118,6 @@ def replayed_mean(params):
         return np.concatenate(means).reshape(SHAPES[name])
 
     return mean
-
-
-@on_workers(1, 2)
-def test_the_optimizers_state_stays_local():
-    net = Net()
-    optimizer = distributed(net, every(2), optimizer=torch.optim.AdamW)
-    assert_alike(train(net, optimizer, range(4)))
-    if dist.get_world_size() > 1:
-        own = optimizer.state[net.last.bias]["exp_avg"]
-        everybody = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(everybody, own)
-        assert not torch.equal(*everybody[:2])
-    optimizer.compression_state.close()
 
 
 @on_workers(1, 2)
@@ -223,42 +195,36 @@ def test_workers_average_within_their_process_group():
 
 @on_workers(1, 2)
 def test_loops_of_every_kind_make_the_same_steps():
-    expected = {}
-    for scale in (1, 2):  # the factor of the gradients
+    ways = ((every(3), ONEBIT), ({"name": "powersgd", "rank": 2}, None))
+    for (algorithm, params), scale in itertools.product(ways, (1, 2)):
+        make = partial(distributed, algorithm=algorithm, params=params)
         net = Net()
-        optimizer = distributed(net, every(3), ONEBIT)
+        optimizer = make(net)
         for step in range(7):
             optimizer.zero_grad()
             (scale * loss_of(net, step)).backward()
             optimizer.step()
-        expected[scale] = flat(net)
         optimizer.compression_state.close()
-    for loop, scale in (
-        (with_closures, 1),
-        (with_a_scheduler, 1),
-        (with_two_backwards, 2),
-        (with_a_scaler, 1),
-        (with_calls_of_averaged_gradients, 1),
-        (with_ddp, 1),
-    ):
-        net = Net()
-        optimizer = loop(net)
-        assert torch.equal(flat(net), expected[scale]), loop
-        assert isinstance(optimizer, torch.optim.SGD) and optimizer.compression_state.steps == 7
-        optimizer.compression_state.close()
+        for loop in LOOPS[scale]:
+            other = Net()
+            optimizer = loop(other, make)
+            assert torch.equal(flat(other), flat(net)), (loop, algorithm)
+            assert isinstance(optimizer, torch.optim.SGD)
+            assert optimizer.compression_state.steps == 7
+            optimizer.compression_state.close()
 
 
-def with_closures(net):
-    optimizer = distributed(net, every(3), ONEBIT)
+def with_closures(net, make):
+    optimizer = make(net)
     step_with_closures(net, optimizer, range(7))
     return optimizer
 
 
-def with_a_scheduler(net):
+def with_a_scheduler(net, make):
     """Create a scheduler before and after the optimizer is made distributed."""
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     before = torch.optim.lr_scheduler.ConstantLR(inner, factor=1.0)
-    optimizer = bps.DistributedOptimizer(inner, net.named_parameters(), ONEBIT, algorithm=every(3))
+    optimizer = make(net, optimizer=lambda *_, **__: inner)
     after = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -269,8 +235,9 @@ def with_a_scheduler(net):
     return optimizer
 
 
-def with_two_backwards(net):
-    optimizer = distributed(net, every(3), ONEBIT, backward_passes_per_step=2)
+def with_two_backwards(net, make):
+    """The gradients of both add up."""
+    optimizer = make(net, backward_passes_per_step=2)
     optimizer.set_backward_passes_per_step(2)
     for step in range(7):
         optimizer.zero_grad()
@@ -280,9 +247,9 @@ def with_two_backwards(net):
     return optimizer
 
 
-def with_a_scaler(net):
+def with_a_scaler(net, make):
     """The loop unscales the gradients in every other step."""
-    optimizer = distributed(net, every(3), ONEBIT)
+    optimizer = make(net)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     for step in range(7):
         optimizer.zero_grad()
@@ -294,10 +261,20 @@ def with_a_scaler(net):
     return optimizer
 
 
-def with_ddp(net):
+def with_a_compiled_step(net, make):
+    optimizer = make(net)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for step in range(7):
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        compiled()
+    return optimizer
+
+
+def with_ddp(net, make):
     """DistributedDataParallel only wraps the model; its no_sync keeps gradients local."""
     ddp = torch.nn.parallel.DistributedDataParallel(net)
-    optimizer = distributed(ddp, every(3), ONEBIT)
+    optimizer = make(ddp)
     for step in range(7):
         optimizer.zero_grad()
         with ddp.no_sync():
@@ -306,8 +283,8 @@ def with_ddp(net):
     return optimizer
 
 
-def with_calls_of_averaged_gradients(net):
-    optimizer = distributed(net, every(3), ONEBIT)
+def with_calls_of_averaged_gradients(net, make):
+    optimizer = make(net)
     for step in range(7):
         optimizer.zero_grad()
         loss_of(net, step).backward()
@@ -319,6 +296,20 @@ def with_calls_of_averaged_gradients(net):
     raised(RuntimeError, "this is a copy of a DistributedOptimizer", copied.step)
     raised(ValueError, "already", lambda: bps.DistributedOptimizer(optimizer))
     return optimizer
+
+
+LOOPS = {
+    1: (
+        with_closures,
+        with_a_scheduler,
+        with_a_scaler,
+        with_a_compiled_step,
+        with_calls_of_averaged_gradients,
+        with_ddp,
+    ),
+    2: (with_two_backwards,),
+}
+"""By the factor of the gradients."""
 
 
 @on_workers(2)
@@ -382,33 +373,6 @@ def test_what_is_resumed_goes_on_bit_for_bit():
             whole = flat(net).numel() * 4
             # Right after a round, anchor and weights are equal, so there is one copy of them.
             assert abs(len(boxes[5]) - len(boxes[8]) - whole) < whole / 10
-
-
-def first_processes(folder):
-    """Save between two rounds, train two more steps, and wait to be killed."""
-    for name, params in OF_PROCESSES.items():
-        net = Net()
-        optimizer = distributed(net, every(7), params, torch.optim.AdamW)
-        train(net, optimizer, range(10))
-        Path(folder, f"{name}{dist.get_rank()}").write_bytes(saved(optimizer.compression_state))
-        train(net, optimizer, range(10, 12))
-    dist.barrier()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def new_processes(folder):
-    """Resume from the files of the killed processes, and match a run that was never killed."""
-    for name, params in OF_PROCESSES.items():
-        weights = []
-        for begin in (0, 10):
-            net = Net()
-            optimizer = distributed(net, every(7), params, torch.optim.AdamW)
-            if begin:
-                box = Path(folder, f"{name}{dist.get_rank()}").read_bytes()
-                optimizer.compression_state.load_state_dict(loaded(box))
-            weights.append(train(net, optimizer, range(begin, 17)))
-            optimizer.compression_state.close()
-        assert torch.equal(*weights), name
 
 
 LATE = every(4, fragments=2, overlap=2)
@@ -830,13 +794,6 @@ def test_the_algorithm_of_the_docs_trains_in_a_tree_that_has_it(tmp_path):
     file, *words = scripts.body_of(an_algorithm_that_was_added_trains)
     file = tmp_path / file.relative_to(scripts.HERE.parents[1])
     scripts.run_torchrun(file, *words, PYTHONPATH=str(tmp_path))
-
-
-def test_what_is_killed_between_rounds_goes_on_bit_for_bit_in_new_processes(tmp_path):
-    with pytest.raises(AssertionError, match="exit code -9"):
-        run(first_processes, 2, folder=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 6  # three files of each worker
-    run(new_processes, 2, folder=tmp_path)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

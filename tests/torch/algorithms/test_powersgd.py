@@ -1,9 +1,7 @@
 """powersgd."""
 
 import itertools
-import math
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,7 +27,6 @@ from tests.torch.common import (
     other_parameters_are_told,
     raised,
     sgd,
-    step_with_closures,
 )
 from tests.torch.test_workers import link_of
 from tests.torch.workers import on_workers, run
@@ -220,74 +217,6 @@ def test_factors_travel_as_float16_if_asked():
 
 
 @on_workers(1, 2)
-def test_loops_of_every_kind_make_the_same_steps():
-    net = Net()
-    optimizer = distributed(net)
-    expected = train(net, optimizer, range(STEPS))
-    optimizer.compression_state.close()
-    for loop in (with_closures, with_a_scaler, with_a_compiled_step):
-        net = Net()
-        optimizer = distributed(net)
-        loop(net, optimizer)
-        assert torch.equal(flat(net), expected), loop
-        optimizer.compression_state.close()
-
-
-def with_closures(net, optimizer):
-    step_with_closures(net, optimizer, range(STEPS))
-
-
-def with_a_compiled_step(net, optimizer):
-    compiled = torch.compile(optimizer.step, backend="eager")
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(net, step).backward()
-        compiled()
-
-
-def with_a_scaler(net, optimizer):
-    """Worker 0 has an infinity in an additional step, which all workers leave out."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    for step, bad in ((0, False), (1, False), (1, True), *((s, False) for s in range(2, STEPS))):
-        before = flat(net)
-        optimizer.zero_grad()
-        loss = scaler.scale(loss_of(net, step))
-        (loss * (math.inf if bad and dist.get_rank() == 0 else 1.0)).backward()
-        scaler.step(optimizer)
-        scaler.update(2.0**10)
-        assert torch.equal(flat(net), before) == bad
-
-
-def two_workers_save(folder):
-    net = Net()
-    optimizer = distributed(net)
-    train(net, optimizer, range(3))
-    Path(folder, f"{dist.get_rank()}").write_bytes(saved(optimizer.compression_state))
-    optimizer.compression_state.close()
-
-
-def another_number_of_workers_keeps_the_mean_of_the_residuals(folder):
-    """The mean is the part of the average gradient that is still to be applied."""
-    files = [loaded(Path(folder, str(rank)).read_bytes()) for rank in (0, 1)]
-    net = Net()
-    optimizer = distributed(net)
-    state = optimizer.compression_state
-    state.load_state_dict(files)
-    for name in files[0]["state"]["total"]:
-        before = sum(residual(file, name) for file in files) / 2
-        after = residual(state.state_dict(), name) / dist.get_world_size()
-        dist.all_reduce(after)
-        assert before.any() and torch.allclose(after, before, atol=1e-6), name
-    assert_alike(train(net, optimizer, range(3, 6)))
-    state.close()
-
-
-def residual(file, name):
-    kinds = file["state"]
-    return kinds["total"][name] - kinds["left_factor"][name].T @ kinds["right_factor"][name]
-
-
-@on_workers(1, 2)
 def test_frozen_parameters_stay_as_they_are():
     net = Net()
     optimizer = distributed(net, inner=torch.optim.AdamW(net.parameters(), lr=0.01))
@@ -431,12 +360,6 @@ def test_auto_measures_the_link_and_the_products():
         assert_alike(train(net, optimizer, range(3)))
     assert len(lines) == (dist.get_rank() == 0 and dist.get_world_size() > 1), lines
     optimizer.compression_state.close()
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_another_number_of_workers_goes_on_from_the_files_of_two(tmp_path, workers):
-    run(two_workers_save, 2, folder=tmp_path)
-    run(another_number_of_workers_keeps_the_mean_of_the_residuals, workers, folder=tmp_path)
 
 
 @pytest.mark.parametrize(
