@@ -1,11 +1,10 @@
-"""Scripts with the arguments and calls of BytePS's published ones, under bpslaunch, for an epoch.
+"""A script with the arguments and calls of BytePS's published ones, under bpslaunch, for an epoch.
 
-The scripts (in byteps_scripts) are our own. A user of the published ones changes the import and
-the device. They run as users start them: a cluster on one machine, one machine with two devices,
-and two machines whose roles are started by hand.
+The script (byteps_scripts/mnist.py) is our own. A user of a published one changes the import and
+the device. It runs as users start it: a cluster on one machine, one machine with two devices, and
+two machines whose roles are started by hand.
 """
 
-import os
 import re
 import shlex
 import subprocess
@@ -19,7 +18,8 @@ import pytest
 from tests.mxnet.cluster.cluster import BPSLAUNCH
 from tests.processes import clean_environ, free_port
 
-SCRIPTS = Path(__file__).parents[2] / "byteps_scripts"
+SCRIPT = Path(__file__).parents[2] / "byteps_scripts" / "mnist.py"
+WORDS = "--no-cuda --epochs 1 --batch-size 16 --j 1"
 # As in the guide's worker.sh, but with lower thresholds because the networks are small.
 GUIDE = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -33,9 +33,6 @@ ENVIRON = {
     **GUIDE,
     "OMP_NUM_THREADS": "1",
     "BYTEPS_LOG_LEVEL": "INFO",
-    "PYTHONPATH": os.pathsep.join(
-        filter(None, [str(SCRIPTS / "without_torch"), os.environ.get("PYTHONPATH")])
-    ),
 }
 SUMMARY = re.compile(r"([\d,]+) elements?, in [^:]*: \{(.*?)\}")
 WARNING = re.compile(r"(?:byteps_scripts|gluon_gc)/[\w/]+\.py:\d+: \w*Warning.*|.*nothing reads.*")
@@ -75,48 +72,32 @@ def finish(*processes):
     return "".join(said)
 
 
-def trained(file):
-    """Return the parameters in a file, without those that differ between workers."""
-    return {
-        name: array.asnumpy()
-        for name, array in mx.nd.load(str(file)).items()
-        if "running" not in name  # BatchNorm's statistics come from a worker's own images
-    }
-
-
-def assert_trained(said, folder, name, shown, compressed):
+def assert_trained(said, folder, compressed):
     """Check that workers have equal parameters, from compressed gradients, without warnings."""
-    first, second = (trained(folder / f"params{rank}" / f"{name}.params") for rank in range(2))
+    first, second = (mx.nd.load(str(folder / f"{rank}.params")) for rank in range(2))
     assert first.keys() == second.keys()
     for key, array in first.items():
-        assert np.isfinite(array).all()
-        np.testing.assert_array_equal(array, second[key])
+        assert np.isfinite(array.asnumpy()).all()
+        np.testing.assert_array_equal(array.asnumpy(), second[key].asnumpy())
     (elements,) = (count for count, how in SUMMARY.findall(said) if compressed in how)
     assert int(elements.replace(",", "")) > 0.9 * sum(array.size for array in first.values())
-    found = [float(number) for number in re.findall(r"(?:accuracy|err-top\d)=(\S+)", said)]
-    assert len(found) == shown and all(0 <= number <= 1 for number in found)
-    losses = [float(number) for number in re.findall(r"loss: (\S+)", said)]
-    assert np.isfinite(losses).all()
+    found = [float(number) for number in re.findall(r"accuracy=(\S+)", said)]
+    assert len(found) == 2 and all(0 <= number <= 1 for number in found)
     assert not WARNING.findall(said)
 
 
-def test_mnist_on_one_machine(home, tmp_path):
-    words = "--no-cuda --epochs 1 --batch-size 16 --j 1 --compressor randomk --k 32 --ef vanilla"
-    script = [sys.executable, str(SCRIPTS / "mnist.py"), *words.split()]
+def test_on_one_machine(home, tmp_path):
+    words = f"{WORDS} --compressor randomk --k 32 --ef vanilla"
+    script = [sys.executable, str(SCRIPT), *words.split()]
     local = ["--local", "-n", "2", "-s", "1"]
     said = finish(start(tmp_path, *local, *script, MXNET_HOME=home))
     compressed = "'compressor': 'randomk', 'ef': 'vanilla', 'exchange': 'two_way', 'k': 32"
-    assert_trained(said, tmp_path, "mnist", 2, compressed)
+    assert_trained(said, tmp_path, compressed)
 
 
-def test_cifar100_on_a_machine_with_two_devices(home, tmp_path):
-    words = (
-        "--model cifar_resnet20_v1 --mode hybrib --batch-size 16 --num-gpus 1 --num-epochs 1 -j 1 "
-        "--warmup-epochs 1 --warmup-lr 0.1 --lr 0.1 --logging-file dithering-fp16 "
-        "--compressor dithering --k 2 --normalize l2 --fp16-pushpull"
-    )
-    folder = "--save-dir params$BYTEPS_LOCAL_RANK"  # the devices share it otherwise
-    line = f"{shlex.quote(sys.executable)} {SCRIPTS / 'cifar100.py'} {words} {folder} 2>&1"
+def test_on_a_machine_with_two_devices(home, tmp_path):
+    words = f"{WORDS} --compressor dithering --k 2 --normalize l2 --fp16-pushpull"
+    line = f"{shlex.quote(sys.executable)} {shlex.quote(str(SCRIPT))} {words} 2>&1"
     machine = {
         "NVIDIA_VISIBLE_DEVICES": "0,1",
         "DMLC_ROLE": "worker",
@@ -127,23 +108,13 @@ def test_cifar100_on_a_machine_with_two_devices(home, tmp_path):
         "DMLC_PS_ROOT_PORT": "1234",
     }
     said = finish(start(tmp_path, line, MXNET_HOME=home, **machine))
-    name = "cifar100-cifar_resnet20_v1-0"
-    assert_trained(said, tmp_path, name, 2, "'compressor': 'dithering', 'fp16': True")
+    assert_trained(said, tmp_path, "'compressor': 'dithering', 'fp16': True")
 
 
-def test_imagenet_on_two_machines(data, tmp_path):
-    files = {
-        f"rec-{part}{suffix}": data / "imagenet" / "rec" / f"{part}.{ending}"
-        for part in ("train", "val")
-        for suffix, ending in (("", "rec"), ("-idx", "idx"))
-    }
+def test_on_two_machines(home, tmp_path):
     words = (
-        "--model mobilenet0.25 --mode hybrid --use-rec --batch-size 16 --num-gpus 1 --num-epochs 1 "
-        "-j 2 --warmup-epochs 1 --warmup-lr 0.1 --lr 0.1 --lr-mode cosine --logging-file onebit "
-        "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov "
-        "--input-size 32"
-    ).split()
-    words += [word for name, file in files.items() for word in (f"--{name}", str(file))]
+        f"{WORDS} --compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov"
+    )
     cluster = {
         "DMLC_NUM_WORKER": "2",
         "DMLC_NUM_SERVER": "1",
@@ -154,10 +125,9 @@ def test_imagenet_on_two_machines(data, tmp_path):
     services = [start(tmp_path, DMLC_ROLE=role, **cluster) for role in ("scheduler", "server")]
     workers = []
     for rank in range(2):
-        script = [sys.executable, str(SCRIPTS / "imagenet.py"), *words]
-        script += ["--save-dir", f"params{rank}"]  # two machines do not share the folder
-        worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank), **cluster}
-        workers.append(start(tmp_path, *script, **worker))
+        worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank), "MXNET_HOME": home}
+        script = [sys.executable, str(SCRIPT), *words.split()]
+        workers.append(start(tmp_path, *script, **worker, **cluster))
     said = finish(*workers, *services)
     compressed = "'compressor': 'onebit', 'ef': 'vanilla', 'momentum': 'nesterov'"
-    assert_trained(said, tmp_path, "imagenet-mobilenet0.25-0", 6, compressed)
+    assert_trained(said, tmp_path, compressed)
