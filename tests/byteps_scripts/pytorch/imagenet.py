@@ -95,9 +95,11 @@ def train(epoch):
 
 def validate():
     model.eval()
+    right = torch.zeros(1)
     with torch.no_grad():
         for data, target in val_loader:
-            F.cross_entropy(model(data), target)
+            right += (model(data).argmax(1) == target).sum()
+    return bps.push_pull(right / len(val_sampler), name="val_accuracy").item()
 
 
 def save_checkpoint(epoch):
@@ -108,5 +110,5 @@ def save_checkpoint(epoch):
 
 for epoch in range(resume_from_epoch, args.epochs):
     train(epoch)
-    validate()
+    accuracy = validate()
     save_checkpoint(epoch)
