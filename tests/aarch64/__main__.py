@@ -1,10 +1,10 @@
 """Tests the wheel for aarch64 in an emulated system: ``make test-aarch64``.
 
-1. The library's results on examples (`bits`) and on the fuzzer's inputs equal those of this
-   machine's library, which is for x86-64, bit for bit.
+1. The library's results on BytePS's golden vectors (`bits`) and on the fuzzer's inputs equal those
+   of this machine's library, which is for x86-64, bit for bit.
 2. A worker on aarch64 and a worker on x86-64 train together.
-3. The tests of the kernels and compressors pass. They compare with NumPy, and with BytePS's golden
-   vectors.
+3. The tests of the kernels and compressors pass. They compare all options and kernels with NumPy,
+   bit for bit.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> None:
     python = system.command(system.python)
     print("== Comparing the results of x86-64 and aarch64", flush=True)
     ours = run(sys.executable, "-m", "tests.aarch64.bits")
-    compare("examples", ours, run(*python, "-m", "tests.aarch64.bits", cwd=folder, **environ))
+    compare("golden vectors", ours, run(*python, "-m", "tests.aarch64.bits", cwd=folder, **environ))
     fuzz(system, folder, library)
     print("== Training with a worker on x86-64 and a worker on aarch64", flush=True)
     train(system, folder, environ, args.python.absolute())
