@@ -18,7 +18,7 @@ from gluon_gc.compression import parse
 from gluon_gc.exchange.coder import Coder
 from gluon_gc.torch.state.small_residuals import Scratch, SmallResiduals
 from gluon_gc.torch.transport import groups
-from tests.torch.common import Net, assert_alike, loss_of, raised, replicas_and_shards
+from tests.torch.common import SIGNS, Net, assert_alike, loss_of, raised, replicas_and_shards
 from tests.torch.test_workers import CountingTransport
 from tests.torch.workers import on_workers, run
 
@@ -190,6 +190,9 @@ def test_losses_are_those_of_plain_fully_shard():
         (plain, 0.03, {"gather": EIGHT_BITS, "differences": False}),
         (plain, 0.03, {"gather": {"compressor": "bytegrad"}, "differences": False}),
         (plain, 0.15, {"gather": {"compressor": "blocktopk", "k": 512}}),
+        (plain, 1e-6, {"scatter": {}}),
+        (plain, 0.01, {"scatter": {"fp16": True}}),
+        (plain, 0.4, {"scatter": SIGNS}),
         (plain, 0.06, {"gather": FOUR_BITS, "scatter": GRADIENTS}),
         (losses(scatter=GRADIENTS), 0.03, {"scatter": GRADIENTS, "bits": 8}),
         (half, 0.06, {"gather": FOUR_BITS, "scatter": GRADIENTS, "policy": BFLOAT16}),
@@ -506,6 +509,9 @@ def test_state_dicts_that_do_not_fit_are_refused():
             raised(ValueError, said, functools.partial(state.load_state_dict, wrong))
     gather, scatter = (state.state_dict() for state in states.values())
     raised(ValueError, "does not fit", lambda: states["gather"].load_state_dict(scatter))
+    raised(ValueError, "not a state_dict", lambda: states["scatter"].load_state_dict({}))
+    other = bps.compress_reduce_scatter(sharded()[0], GRADIENTS)
+    raised(ValueError, "compressor of", lambda: other.load_state_dict(scatter))
     half = both_ways(BFLOAT16)[2]["gather"]
     raised(ValueError, "gathered copies", lambda: half.load_state_dict(gather))
     values = bps.compress_all_gather(sharded()[0], EIGHT_BITS, differences=False)
@@ -554,7 +560,8 @@ def test_residuals_take_one_byte():
 
 @on_workers(2)
 def test_what_cannot_work_is_refused_by_name():
-    raised(ValueError, "no FSDPModule", lambda: bps.compress_all_gather(Net(), FOUR_BITS))
+    for compress in (bps.compress_all_gather, bps.compress_reduce_scatter):
+        raised(ValueError, "no FSDPModule", lambda compress=compress: compress(Net(), FOUR_BITS))
     net, _ = sharded()
     gather = functools.partial(bps.compress_all_gather, net)
     for params, said in (

@@ -1,7 +1,6 @@
 """CompressionState and DistributedOptimizer in real processes, some of them under torchrun."""
 
 import copy
-import functools
 import os
 import re
 import signal
@@ -476,89 +475,6 @@ def test_another_transport_carries_all_payloads():
         assert groups.TRANSPORT.sent_bytes > flat(Net()).numel() / 8
     finally:
         groups.TRANSPORT = ours
-
-
-@on_workers(2)
-def test_fully_sharded():
-    from torch.distributed.fsdp import fully_shard
-
-    def run(params):
-        net = Net()
-        for layer in net.children():
-            fully_shard(layer)
-        fully_shard(net)
-        if params is not None:
-            bps.compress_reduce_scatter(net, params)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(30):
-            optimizer.zero_grad()
-            loss_of(net, step % 3).backward()
-            optimizer.step()
-        return torch.cat([p.full_tensor().detach().reshape(-1) for p in net.parameters()])
-
-    plain = run(None)
-    assert torch.allclose(run({}), plain, atol=1e-6)
-    start = flat(Net())
-    for params in ({**ONEBIT, "momentum": None}, TOPK, {"compressor": "bytegrad"}, {"fp16": True}):
-        weights = run(params)
-        assert_alike(weights)
-        assert (weights - plain).norm() < 0.5 * (plain - start).norm(), params
-    raised(ValueError, "no FSDPModule", lambda: bps.compress_reduce_scatter(Net(), TOPK))
-
-
-@on_workers(2)
-def test_fully_sharded_checkpoint():
-    from torch.distributed.fsdp import fully_shard
-
-    dithering = {"compressor": "dithering", "k": 2, "seed": 3, "ef": "vanilla"}
-
-    def model(params):
-        net = Net()
-        for layer in net.children():
-            fully_shard(layer)
-        fully_shard(net)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        return net, optimizer, bps.compress_reduce_scatter(net, params)
-
-    def steps(net, optimizer, begin, end):
-        for step in range(begin, end):
-            optimizer.zero_grad()
-            loss_of(net, step % 3).backward()
-            optimizer.step()
-
-    def weights(net):
-        return [parameter.to_local().detach().clone() for parameter in net.parameters()]
-
-    def arrays(state):
-        return state["workers"][str(dist.get_rank())]["arrays"]
-
-    for params in ({**ONEBIT, "momentum": None}, dithering):
-        net, optimizer, compression = model(params)
-        steps(net, optimizer, 0, 4)
-        cut, saved = weights(net), compression.state_dict()
-        kept = arrays(saved)
-        assert any("residual" in key for states in kept.values() for key in states)
-        steps(net, optimizer, 4, 8)
-        for stepped in (False, True):  # load before anything was exchanged, and after
-            other, optimizer, compression = model(params)
-            steps(other, optimizer, 0, int(stepped))
-            for parameter, values in zip(other.parameters(), cut):
-                parameter.to_local().detach().copy_(values)
-            compression.load_state_dict(saved)
-            loaded = arrays(compression.state_dict())
-            for name, states in kept.items():
-                assert all(torch.equal(v, loaded[name][k]) for k, v in states.items())
-            steps(other, optimizer, 4, 8)
-            assert all(map(torch.equal, weights(other), weights(net)))
-    for key, value, said in (
-        ("workers", {"7": {}}, "rank"),
-        ("world_size", 9, "world_size"),
-        ("shards", [], "set"),
-    ):
-        wrong = {**saved, key: value}
-        raised(ValueError, said, functools.partial(compression.load_state_dict, wrong))
-    raised(ValueError, "compressor of", lambda: model(TOPK)[2].load_state_dict(saved))
-    raised(ValueError, "not a state_dict", lambda: compression.load_state_dict({}))
 
 
 @on_workers(2)

@@ -23,7 +23,6 @@ OF_EVERY_GPU = (
     test_workers.test_single_tensors,
 )
 OTHERS = (
-    test_workers.test_fully_sharded_checkpoint,
     test_optimizers.test_momentum_of_a_plain_checkpoint_is_taken_over,
     test_optimizers.test_a_checkpoint_continues_a_schedule_of_momentum,
     test_fsdp.test_differences_are_their_replay_on_all_workers,
