@@ -1,15 +1,17 @@
 """How nodes join: settings that must be equal, and strangers at the scheduler's port."""
 
 import json
+import random
 import re
 import socket
 import sys
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
 from gluon_gc.launch.cli.tasks import service
-from gluon_gc.launch.scheduler.protocol import Session, nonce, plain, unsealed
+from gluon_gc.launch.scheduler.protocol import Session, check_hello, nonce, plain, unsealed
 from tests.mxnet.cluster.cluster import last_line
 
 STOCK_SERVER = [sys.executable, "-c", "import mxnet"]
@@ -136,6 +138,39 @@ FALSE_HELLOS = [
         for value in values
     ),
 ]
+ODD = [None, True, -1, 2**70, 1e999, "", "server", [], {}, [[]] * 9, "9" * 5000, "\ud800"]
+
+
+def _damaged(line, random):
+    """Return a line with bytes flipped, removed, repeated or inserted."""
+    line = bytearray(line)
+    for _ in range(random.randint(1, 4)):
+        at, size = random.randrange(len(line) + 1), random.randint(1, 20)
+        change = random.randrange(4)
+        if change == 0 and at < len(line):
+            line[at] ^= 1 << random.randrange(8)
+        elif change == 1:
+            del line[at : at + size]
+        elif change == 2:
+            line[at:at] = line[:size]
+        else:
+            line[at:at] = random.choice([b"\0", b"[" * 2000, b'"', b"\xff", b"NaN", b"}"])
+    return bytes(line).replace(b"\n", b"")
+
+
+def _damaged_hellos(random, count):
+    """Yield hellos with odd values, missing values and damaged text. None of them is valid."""
+    while count:
+        hello = {**_WORKER, **{key: random.choice(ODD) for key in random.sample(list(_WORKER), 2)}}
+        if random.random() < 0.2:
+            del hello[random.choice(list(hello))]
+        text = json.dumps(hello).encode()
+        text = text if random.random() < 0.5 else _damaged(text, random)
+        with suppress(Exception):
+            check_hello(json.loads(text))
+            continue
+        count -= 1
+        yield text
 
 
 def test_strangers_are_shut_out_and_the_nodes_join(cluster):
@@ -147,7 +182,7 @@ def test_strangers_are_shut_out_and_the_nodes_join(cluster):
         with _stranger(nodes, data) as stranger, suppress(ConnectionResetError):
             stranger.shutdown(socket.SHUT_WR) if not data else None
             assert stranger.recv(1) == b"", what
-    for text in FALSE_HELLOS:
+    for text in (*FALSE_HELLOS, *_damaged_hellos(random.Random(14), 300)):
         theirs = nonce()
         with _stranger(nodes, plain({"nonce": theirs})) as stranger, suppress(ConnectionResetError):
             with stranger.makefile("rb") as lines:
@@ -164,9 +199,9 @@ def test_strangers_are_shut_out_and_the_nodes_join(cluster):
 
 
 def _sealed(session, text):
-    """Return any text as the session's next line."""
+    """Return any bytes as the session's next line."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(json, "dumps", lambda _: text.decode())
+        patched.setattr(json, "dumps", lambda _: SimpleNamespace(encode=lambda: text))
         return session.seal({})
 
 
