@@ -304,6 +304,22 @@ def test_a_run_is_not_continued_with_other_chunks_and_may_be_with_another_every(
     monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "1024")
     with pytest.raises(RuntimeError, match="this worker has BYTEPS_PARTITION_BYTES 1024"):
         Member(url, 2, {"every": 3}).join()
+    monkeypatch.delenv("BYTEPS_PARTITION_BYTES")
+    monkeypatch.setenv("BYTEPS_MIN_COMPRESS_BYTES", "100")
+    with pytest.raises(RuntimeError, match="this worker has BYTEPS_MIN_COMPRESS_BYTES 100"):
+        Member(url, 2, {"every": 3}).join()
+
+
+def test_a_run_of_another_format_and_a_damaged_job_are_refused(url):
+    Member(url, 0).join().run.close()
+    data = Store(url).get(objects.JOB)
+    header = objects.unpack(objects.JOB, data).header
+    Store(url).put(objects.JOB, objects.pack({**header, "format": 99}))
+    with pytest.raises(RuntimeError, match="has format 99"):
+        Member(url, 1).join()
+    Store(url).put(objects.JOB, data[:-1])
+    with pytest.raises(DamagedError, match="object 'job' is damaged"):
+        Member(url, 1).join()
 
 
 @pytest.mark.parametrize("keep", [1, 3])
