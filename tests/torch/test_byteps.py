@@ -207,24 +207,6 @@ def test_the_data_parallel_module_is_pytorchs_with_our_hook():
 
 
 @on_workers(2)
-def test_gradients_of_several_backwards_add_up():
-    gradients = []
-    for passes in (1, 2):
-        net = Net()
-        model = DDP(net, compression=bps.Compression.fp16)
-        if passes == 2:
-            with model.no_sync():
-                loss_of(model, 0).backward()
-            loss_of(model, 1).backward()
-        else:
-            (loss_of(model, 0) + loss_of(model, 1)).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
-        model.compression_state.close()
-    assert_alike(gradients[1])
-    assert torch.allclose(*gradients, atol=1e-3)
-
-
-@on_workers(2)
 def test_buffers_are_those_of_worker_0():
     for broadcast in (True, False):
         net = torch.nn.BatchNorm1d(3)

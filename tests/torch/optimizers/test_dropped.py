@@ -93,37 +93,6 @@ def _finish_a_drop(state):
 
 
 @on_workers(2)
-def test_skipped_steps_do_not_move_momentum():
-    """One layer overflows. The compressor sends all elements, so weights are those of DDP."""
-    lossless = {"compressor": "topk", "k": 10**6, "momentum": "nesterov"}
-
-    def trained_with(params, scales):
-        net = Net()
-        optimizer = sgd(net)
-        ddp = DistributedDataParallel(net)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scales)
-        handling = {"grad_scaler": scaler} if scales else {"on_nonfinite": "skip"}
-        if params is not None:
-            state = bps.CompressionState(net.named_parameters(), params, optimizer, **handling)
-            ddp.register_comm_hook(state, bps.compression_hook)
-        for step in range(8):
-            optimizer.zero_grad()
-            overflow = float("inf") if step in (3, 4, 6) and dist.get_rank() else 0.0
-            loss = loss_of(ddp, step) + overflow * net.last.bias.sum()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        if params is not None:
-            state.close()
-        return flat(net)
-
-    plain = trained_with(None, True)
-    with logged():
-        for scales in (True, False):
-            assert torch.allclose(trained_with(lossless, scales), plain, atol=1e-6), scales
-
-
-@on_workers(2)
 def test_an_optimizer_that_steps_twice_with_a_closure_needs_a_context():
     """SAM: the first averages serve to find a point, and only the averages there are applied."""
 

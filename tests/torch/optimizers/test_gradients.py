@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
 from tests.torch.common import (
-    ONEBIT,
     SETTINGS,
     TOPK,
     Net,
@@ -22,7 +21,6 @@ from tests.torch.common import (
     sgd,
     train,
     train_once,
-    trained,
     wrapped,
 )
 from tests.torch.workers import on_workers
@@ -240,24 +238,3 @@ def test_gradients_that_are_changed_before_they_are_averaged_are_refused():
     said = "a hook has set the gradient of parameter last.weight to None"
     raised(RuntimeError, said, lambda: loss_of(net, 0).backward())
     hook.remove()
-
-
-@on_workers(2)
-def test_everything_is_averaged_once():
-    """step() after synchronize(), without skip_synchronize(), does not average again."""
-    results = []
-    for synchronizes in (False, True):
-        net = Net()
-        optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), ONEBIT)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(net, step).backward()
-            if synchronizes:
-                optimizer.synchronize()
-                optimizer.synchronize()
-            optimizer.step()
-        results.append(flat(net))
-        assert optimizer.compression_state.steps == 3
-        optimizer.compression_state.close()
-    assert torch.equal(*results)
-    assert torch.equal(results[0], trained(ONEBIT, steps=3))
