@@ -1,6 +1,5 @@
 """The digits example trains on a real cluster."""
 
-import argparse
 import re
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 import compare
 import numpy as np
 import pytest
-from common.arguments import add_compression_arguments, compression_params
 from common.digits import load_images
 from common.log import read_log
 from common.stats import short_names, stats_table
@@ -149,30 +147,6 @@ def test_the_demo_names_every_claim_that_does_not_hold(changed, said):
     assert len(broken) == len(said)
     for message, part in zip(broken, said):
         assert part in message
-
-
-def test_every_argument_of_compression_reaches_the_trainer():
-    parser = argparse.ArgumentParser()
-    add_compression_arguments(parser)
-    assert not any(compression_params(parser.parse_args([])).values())
-    given = (
-        "--compressor dithering --k 2 --partition natural --normalize l2 --ef vanilla "
-        "--compress-momentum nesterov --compressor-seed 7 --fp16-pushpull --onebit-scaling "
-        "--dgc-warmup-epochs 3"
-    )
-    params = compression_params(parser.parse_args(given.split()))
-    assert {key: value for key, value in params.items() if value is not None} == {
-        "compressor": "dithering",
-        "k": 2,
-        "partition": "natural",
-        "normalize": "l2",
-        "ef": "vanilla",
-        "momentum": "nesterov",
-        "seed": 7,
-        "warmup_epochs": 3,
-        "fp16": True,
-        "scaling": True,
-    }
 
 
 def test_names_lose_the_words_that_all_begin_with_and_keep_their_ends():

@@ -57,10 +57,12 @@ COMPRESSED = {
     ONEBIT: {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"},
     "--compressor topk --k 0.001": {"compressor": "topk", "k": 0.001},
     "--compressor randomk --k 0.001": {"compressor": "randomk", "k": 0.001},
-    "--compressor dithering --k 2 --normalize l2": {
+    "--compressor dithering --k 2 --normalize l2 --partition natural --compressor-seed 7": {
         "compressor": "dithering",
         "k": 2,
         "normalize": "l2",
+        "partition": "natural",
+        "seed": 7,
     },
     "--fp16-pushpull": {"fp16": True},
 }
@@ -209,21 +211,38 @@ def test_decay_epochs_that_do_not_ascend_are_refused(capsys):
 # Learning rates
 
 
-def rates(command, updates, steps=10, machines=4, **kwargs):
-    args = train_mnist.parse_arguments(command.split())
-    schedule = learning_rate_schedule(args, steps, machines, **kwargs)
+STEPWISE = "--num-epochs 9 --warmup-epochs 2 --lr-decay-epoch 4,6"
+HALVED = "--num-epochs 9 --lr-decay-period 3 --lr-decay 0.5"
+TO_ZERO = "--num-epochs 6 --warmup-epochs 2 --lr-mode"
+ENDS_EARLY = "--num-epochs 1 --warmup-epochs 2 --lr-mode"
+
+
+def rates(command, updates, **kwargs):
+    """Return the rates of updates; an epoch has 10, and there are 4 machines."""
+    args = train_mnist.parse_arguments(f"--lr 0.1 {command}".split())
+    schedule = learning_rate_schedule(args, 10, 4, **kwargs)
     return [schedule(update) for update in updates]
 
 
-def test_the_rate_rises_through_the_warm_up_and_falls_in_steps():
-    command = "--lr 0.1 --num-epochs 9 --warmup-epochs 2 --warmup-lr 0.2 --lr-decay-epoch 4,6"
-    found = rates(command, [0, 5, 10, 20, 40, 41, 60, 61, 90])
-    assert found == pytest.approx([0.2, 0.25, 0.3, 0.4, 0.4, 0.04, 0.04, 0.004, 0.004])
+@pytest.mark.parametrize(
+    "command, expected",
+    [
+        (
+            f"{STEPWISE} --warmup-lr 0.2",
+            {0: 0.2, 5: 0.25, 10: 0.3, 20: 0.4, 40: 0.4, 41: 0.04, 60: 0.04, 61: 0.004, 90: 0.004},
+        ),
+        (HALVED, {1: 0.4, 30: 0.4, 31: 0.2, 60: 0.2, 61: 0.1, 90: 0.1}),
+        (f"{TO_ZERO} cosine", {10: 0.2, 20: 0.4, 40: 0.2, 60: 0.0}),
+        (f"{TO_ZERO} poly", {10: 0.2, 20: 0.4, 40: 0.1, 60: 0.0}),
+        *((f"{ENDS_EARLY} {mode}", {0: 0.0, 10: 0.2}) for mode in ("step", "cosine", "poly")),
+    ],
+)
+def test_the_rate_follows_its_schedule(command, expected):
+    assert rates(command, expected) == pytest.approx([*expected.values()])
 
 
 def test_decay_may_be_counted_from_the_end_of_the_warm_up_on():
-    command = "--lr 0.1 --num-epochs 9 --warmup-epochs 2 --lr-decay-epoch 4,6"
-    found = rates(command, [20, 60, 61, 80, 81], decay_after_warmup=True)
+    found = rates(STEPWISE, [20, 60, 61, 80, 81], decay_after_warmup=True)
     assert found == pytest.approx([0.4, 0.4, 0.04, 0.04, 0.004])
 
 
@@ -248,27 +267,9 @@ def test_a_recipe_has_its_optimizer_where_nothing_is_compressed(
     np.testing.assert_array_equal(net.weight.data().asnumpy(), 7)
 
 
-def test_the_rate_falls_every_period():
-    command = "--lr 0.1 --num-epochs 9 --lr-decay-period 3 --lr-decay 0.5"
-    assert rates(command, [1, 30, 31, 60, 61, 90]) == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.1, 0.1])
-
-
-@pytest.mark.parametrize("mode, middle", [("cosine", 0.2), ("poly", 0.1)])
-def test_the_rate_falls_to_zero_at_the_end(mode, middle):
-    command = f"--lr 0.1 --num-epochs 6 --warmup-epochs 2 --lr-mode {mode}"
-    found = rates(command, [10, 20, 40, 60])
-    assert found == pytest.approx([0.2, 0.4, middle, 0.0])
-
-
-@pytest.mark.parametrize("mode", ["step", "cosine", "poly"])
-def test_a_run_may_end_within_its_warm_up(mode):
-    command = f"--lr 0.1 --num-epochs 1 --warmup-epochs 2 --lr-mode {mode}"
-    assert rates(command, [0, 10]) == pytest.approx([0.0, 0.2])
-
-
 def test_a_warm_up_that_falls_is_refused():
     with pytest.raises(ValueError, match="--warmup-lr must be at most 0.4, got 0.5"):
-        rates("--lr 0.1 --warmup-epochs 2 --warmup-lr 0.5", [0])
+        rates("--warmup-epochs 2 --warmup-lr 0.5", [0])
 
 
 # Checkpoints
