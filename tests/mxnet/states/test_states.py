@@ -69,10 +69,6 @@ def assert_refused(file, trainer, message):
     [
         (None, "compressor of parameter 0 .* is onebit there, but None here"),
         (
-            {"compressor": "topk", "k": 3, "ef": "vanilla"},
-            "compressor of parameter 0 .* is onebit there, but topk here",
-        ),
-        (
             {"compressor": "onebit", "ef": "corrected"},
             "compression of parameter 0 .*'mu': 0.9.* there, but .*'mu': None",
         ),
@@ -80,10 +76,6 @@ def assert_refused(file, trainer, message):
             {"compressor": "topk", "k": 3, "ef": "corrected", "momentum": "nesterov"},
             r"compressor of parameter 0 \('p0' there, 'p0' here\) is onebit there, but topk here",
         ),
-        ({**ONEBIT, "ef": "vanilla"}, "compression of parameter 0 .*'corrected'.* but .*'vanilla'"),
-        ({**ONEBIT, "ef_decay": 0.9}, "compression of parameter 0 .* there, but .*'ef_decay': 0.9"),
-        ({**ONEBIT, "ef": ""}, "compression of parameter 0 .*'ef': 'corrected'.* there, but"),
-        ({**ONEBIT, "scaling": False}, "compression of parameter 0 .*True.* there, but .*False"),
     ],
 )
 def test_a_file_of_another_compression_is_refused(saved, here, message):
@@ -111,24 +103,6 @@ def test_a_file_of_another_rank_or_number_of_workers_is_refused(saved, thing, he
     remedy = "; pass the files of all workers" if thing == "world_size" else "$"
     message = f"does not fit: the {thing} is 5 there, but {here} here{remedy}"
     assert_refused(saved, trained()[1], message)
-
-
-def test_a_flipped_bit_anywhere_is_refused(saved):
-    data = saved.read_bytes()
-    _, trainer = trained()
-    for at in [0, 5, *np.linspace(18, len(data) - 1, 40).astype(int)]:
-        damaged = bytearray(data)
-        damaged[at] ^= 4
-        saved.write_bytes(damaged)
-        assert_refused(saved, trainer, "is (not a file of|damaged: its checksum)")
-
-
-def test_a_file_that_is_cut_off_or_goes_on_is_refused(saved):
-    data = saved.read_bytes()
-    _, trainer = trained()
-    for cut in (*np.linspace(0, len(data) - 1, 20).astype(int), len(data) + 1):
-        saved.write_bytes((data + b"\0")[:cut])
-        assert_refused(saved, trainer, "is (not a file of|damaged: its checksum)")
 
 
 def test_a_file_of_another_format_is_refused(saved):
