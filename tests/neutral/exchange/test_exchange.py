@@ -13,7 +13,7 @@ from gluon_gc.exchange.header import Stamp
 from gluon_gc.exchange.job import Announced, Request
 from gluon_gc.exchange.sharded import AllGather, GatherRequest, ReduceScatter
 from tests import replay
-from tests.neutral.exchange.workers import Arrays, Network, Values, finished, run
+from tests.neutral.exchange.workers import Arrays, Network, TwoLevels, Values, finished, run
 
 N, CHUNK = 2500, 1000  # elements of a tensor, and at most of a compressed chunk
 LARGE = 200_000  # elements of a tensor that the engine sums
@@ -32,6 +32,14 @@ PARAMS = {
     "blockwise": {"compressor": "blockwise", "bits": 4, "block": 128, "seed": 7, "ef": "vanilla"},
 }
 each_number_of_workers = pytest.mark.parametrize("workers", [1, 2, 3, 4])
+on_each_level = pytest.mark.parametrize(
+    "run_four",
+    [
+        lambda work: run(work, Network(range(4))),
+        lambda work: TwoLevels([[0, 1], [2, 3]]).run(work),
+    ],
+    ids=["one level", "two levels"],
+)
 each_compression = pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 
 
@@ -232,15 +240,16 @@ def test_sums_are_written_to_the_output(n, params, monkeypatch):
 # Errors
 
 
-def test_workers_in_different_steps_all_get_an_error():
+@on_each_level
+def test_workers_in_different_steps_all_get_an_error(run_four):
     def work(exchange):
         lane = Lane(exchange, tensor(params=ONEBIT), tensor("v", LARGE, index=1))
         lane.average(0, stamp=lambda: Stamp(step=1))
         for _ in range(2):  # later exchanges fail too
-            with pytest.raises(RuntimeError, match="^worker 2 is in another step than other"):
-                lane.average(1, stamp=lambda: Stamp(step=2 + (exchange.rank == 2)))
+            with pytest.raises(RuntimeError, match="^worker 3 is in another step than other"):
+                lane.average(1, stamp=lambda: Stamp(step=2 + (exchange.rank == 3)))
 
-    run(work, Network(range(3)))
+    run_four(work)
 
 
 def test_the_exchange_goes_on_after_different_learning_rates():
@@ -285,8 +294,9 @@ def test_a_closed_exchange_is_an_error():
     run(work, Network(range(2)))
 
 
+@on_each_level
 @pytest.mark.parametrize("name", ["plain", "onebit", "dgc"])
-def test_a_worker_that_ends_is_an_error_on_the_others(name):
+def test_a_worker_that_ends_is_an_error_on_the_others(name, run_four):
     def work(exchange):
         lane = Lane(exchange, tensor(params=PARAMS[name]))
         lane.average(0)
@@ -294,7 +304,7 @@ def test_a_worker_that_ends_is_an_error_on_the_others(name):
             with pytest.raises(RuntimeError, match=r"another worker may have ended.*waits for"):
                 lane.average(1)
 
-    run(work, Network(range(3)))
+    run_four(work)
 
 
 # Headers, statistics

@@ -5,7 +5,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gluon_gc.exchange.header import Stamp
 from gluon_gc.exchange.machines import Stated, groups_of
 from gluon_gc.log import warn_once
 from tests import replay
@@ -153,29 +152,6 @@ def test_the_workers_of_a_machine_get_payloads(name, payloads):
     for network in networks.inside:
         sent = [m.size for (phase, _), _, m in network.sent if phase == 1]
         assert len(sent) == 2 and all(0 <= size - expected < 64 for size in sent), sent
-
-
-def test_workers_in_different_steps_all_get_an_error():
-    def work(exchange):
-        lane = Lane(exchange, tensor(params=ONEBIT), tensor("v", index=1))
-        lane.average(0, stamp=lambda: Stamp(step=1))
-        for _ in range(2):  # later exchanges fail too
-            with pytest.raises(RuntimeError, match="^worker 3 is in another step than other"):
-                lane.average(1, stamp=lambda: Stamp(step=2 + (exchange.rank == 3)))
-
-    TwoLevels(PAIRS).run(work)
-
-
-@pytest.mark.parametrize("name", ["plain", "onebit", "dgc"])
-def test_a_worker_that_ends_is_an_error_on_the_others(name):
-    def work(exchange):
-        lane = Lane(exchange, tensor(params=PARAMS[name]))
-        lane.average(0)
-        if exchange.rank != 1:
-            with pytest.raises(RuntimeError, match=r"another worker may have ended.*waits for"):
-                lane.average(1)
-
-    TwoLevels(PAIRS).run(work)
 
 
 RESNET18 = [  # the sizes of its parameters, in the order of backward
