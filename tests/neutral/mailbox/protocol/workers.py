@@ -2,14 +2,12 @@
 
 import re
 import threading
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from gluon_gc import algorithms, compression
 from gluon_gc.exchange import plan
-from gluon_gc.exchange.plan import Tensor
 from gluon_gc.mailbox import Run, objects
 from gluon_gc.mailbox.driver import MailboxDriver
 from gluon_gc.mailbox.store import Store, StoreError
@@ -209,52 +207,3 @@ def weighted_mean(weights, arrays):
     for values in others:
         first = first + values
     return first
-
-
-class Replay:
-    """Replays the rounds in a store that has all of them. `anchor` and `velocity` are by name.
-
-    `states` has the anchors and velocities after each round, from 0, of each kind.
-    """
-
-    def __init__(self, url, params=None, outer_lr=0.7, outer_momentum=0.9):
-        self.states = defaultdict(list)
-        self._outer, self._params = (outer_lr, outer_momentum), compression.parse(params)
-        for kind in Store(url).folders(""):
-            if kind.startswith("difference"):
-                self._replay(url, kind)
-
-    def _replay(self, url, kind):
-        state = read(url, objects.state_name(kind, 0))
-        arrays, begin = defaultdict(dict), 0
-        for of, name, dtype, size in state.header["arrays"]:
-            end = begin + size * np.dtype(dtype).itemsize
-            arrays[of][name], begin = np.frombuffer(state.body[begin:end], dtype), end
-        anchor, velocity = arrays["anchor"], arrays["outer_momentum"]
-        tensors = [Tensor(name, x.size, "float32", self._params) for name, x in anchor.items()]
-        self._note(kind, anchor, velocity)
-        for number, result in sorted(results(url, kind).items()):
-            assert number == len(self.states[kind])
-            payloads = []
-            for entry in result["counted"]:
-                name = objects.payload_name(kind, number, entry["worker"])
-                payload = read(url, name)
-                assert payload.digest == entry["digest"]
-                lengths = payload.header["lengths"]
-                payloads.append(decoded(tensors, lengths, payload.body, 1 << 20))
-            weights = [entry["weight"] for entry in result["counted"]]
-            if sum(weights):
-                lr, mu = map(np.float32, self._outer)
-                for name in anchor:
-                    mean = weighted_mean(weights, [arrays[name] for arrays in payloads])
-                    velocity[name] = mu * velocity[name] + mean
-                    anchor[name] = anchor[name] - lr * (mean + mu * velocity[name])
-            self._note(kind, anchor, velocity)
-
-    def _note(self, kind, anchor, velocity):
-        state = {"anchor": dict(anchor), "outer_momentum": dict(velocity)}
-        shaped = {
-            of: {name: array.reshape(SHAPES[name]) for name, array in arrays.items()}
-            for of, arrays in state.items()
-        }
-        self.states[kind].append(shaped)
