@@ -5,7 +5,7 @@ import pytest
 
 from tests import dgc_replay, replay
 from tests.mxnet.cluster.jobs import gradients_of
-from tests.mxnet.cluster.standing import run, run_horovod
+from tests.mxnet.cluster.standing import run
 from tests.mxnet.exchange.test_two_way import assert_identical, steps
 
 SHAPES = [(60, 70), (33,), (257, 3)]
@@ -115,10 +115,3 @@ def gathered(options, given, order, work, index):
 @pytest.mark.parametrize("way", EVERY_WAY)
 def test_every_option_agrees_with_a_numpy_replay(way):
     check(run(steps, EVERY_WAY[way], 2, 2, PARTITION), EVERY_WAY[way])
-
-
-@pytest.mark.parametrize("way", ["defaults", "nesterov"])
-@pytest.mark.parametrize("start, workers", [(run, 3), (run_horovod, 2), (run_horovod, 4)])
-def test_more_workers_and_horovod_agree_with_a_numpy_replay(start, workers, way):
-    results = start(steps, EVERY_WAY[way], workers, variables=PARTITION)
-    check(results, EVERY_WAY[way])
