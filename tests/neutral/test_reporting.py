@@ -2,7 +2,9 @@
 
 import logging
 import math
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,9 +43,9 @@ def test_parts_of_a_tensor_count_together_and_values_that_are_not_finite_do_not(
 class Recorded(Reporter):
     """A reporter whose front end measures nothing."""
 
-    def __init__(self, **settings):
+    def __init__(self, worker=0, **settings):
         self.measured = []
-        super().__init__(lambda: Settings(**settings), 0, 0, lambda facts: None, [])
+        super().__init__(lambda: Settings(**settings), worker, 0, lambda facts: None, [])
 
     def _measured(self, steps):
         self.measured.append((self.steps, steps, self.measures_error))
@@ -86,6 +88,53 @@ def test_a_line_has_the_numbers_that_are_known(monkeypatch):
     (line,) = lines
     assert line.startswith("worker 0, step 1: ") and "sent 2 MB, received 2 MB" in line
     assert "ratio" not in line and "residual" not in line and "waited" not in line
+
+
+class Full:
+    def write(self, report):
+        raise OSError("no space left")
+
+
+def test_a_sink_that_fails_is_left_out(logged):
+    reporter = Recorded(every=1)
+    reporter._sinks.append(Full())
+    for _ in range(2):
+        reporter.begin()
+        reporter.end()
+    assert reporter.last.step == 2 and len(reporter._sinks) == 1
+    assert logged.text.count("no further reports are written to Full: no space left") == 1
+
+
+def test_a_sink_that_cannot_be_opened_is_an_error(monkeypatch):
+    pytest.importorskip("prometheus_client")
+    with pytest.raises(OSError, match="cannot serve at port"):
+        Recorded(every=1, prometheus=70000)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match="install wandb"):
+        Recorded(every=1, wandb=True)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_wandb_gets_the_numbers_of_workers_with_a_run(worker, monkeypatch):
+    given = []
+
+    class Run:
+        def define_metric(self, name, step_metric):
+            given.append((name, step_metric))
+
+        def log(self, values):
+            given.append(values)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None if worker else Run()))
+    reporter = Recorded(worker, every=1, wandb=True)
+    reporter.begin()
+    reporter.end()
+    if worker:
+        assert not given
+    else:
+        assert given[0] == ("gluon_gc/worker0/*", "gluon_gc/worker0/step")
+        assert given[1]["gluon_gc/worker0/step"] == 1
+        assert given[1]["gluon_gc/worker0/pushed_bytes"] == reporter.last.pushed_bytes
 
 
 def test_time_counts_once_if_several_jobs_are_under_way():

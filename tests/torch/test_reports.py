@@ -19,7 +19,6 @@ from tests.torch.common import (
     TOPK,
     Net,
     assert_alike,
-    distributed,
     flat,
     loss_of,
     raised,
@@ -241,14 +240,13 @@ def test_the_worker_that_others_waited_for_is_named():
 @on_workers(2)
 def test_a_sink_whose_package_is_missing_is_an_error_on_all_workers():
     net, optimizer, ddp, state = wrapped(TOPK)
-    sys.modules["prometheus_client"] = sys.modules["wandb"] = None
+    sys.modules["prometheus_client"] = None
     said = "prometheus needs a package that is missing: install prometheus_client"
     if dist.get_rank():  # only one worker asks for it
         raised(ImportError, said, lambda: bps.report(state, prometheus=9))
     else:
         raised(RuntimeError, "worker 1 has arguments", lambda: bps.report(state))
-    raised(ImportError, "install wandb", lambda: bps.report(state, wandb=True))
-    del sys.modules["prometheus_client"], sys.modules["wandb"]
+    del sys.modules["prometheus_client"]
     other = 10 + dist.get_rank()
     raised(RuntimeError, "has every 11", lambda: bps.report(state, every=other))
     raised(ValueError, "every must be > 0, got 0", lambda: bps.report(state, every=0))
@@ -258,53 +256,6 @@ def test_a_sink_whose_package_is_missing_is_an_error_on_all_workers():
     state.close()
     raised(RuntimeError, "is closed", lambda: bps.report(state))
     raised(ValueError, "ShardedCompression of fully_shard", lambda: bps.report(sharded(TOPK)[2]))
-
-
-@on_workers(2)
-def test_a_sink_that_fails_is_left_out():
-    net, optimizer, state = distributed(TOPK)
-    raised(OSError, "cannot serve at port", lambda: bps.report(optimizer, prometheus=70000))
-    reporter = bps.report(optimizer, every=1)
-
-    class Full:
-        def write(self, report):
-            raise OSError("no space left")
-
-        def close(self):
-            pass
-
-    reporter._sinks.append(Full())
-    train(net, optimizer, net, range(2))
-    assert reporter.last.step == 2 and len(reporter._sinks) == 1
-    state.close()
-
-
-@on_workers(2)
-def test_wandb_gets_the_numbers_of_workers_with_a_run():
-    logged = []
-
-    class Run:
-        def define_metric(self, name, step_metric):
-            logged.append((name, step_metric))
-
-        def log(self, values):
-            logged.append(values)
-
-    class Module:
-        run = None if dist.get_rank() else Run()
-
-    sys.modules["wandb"] = Module
-    net, optimizer, state = distributed(TOPK)
-    reporter = bps.report(optimizer, every=1, wandb=True)
-    train(net, optimizer, net, range(1))
-    del sys.modules["wandb"]
-    if dist.get_rank():
-        assert not logged
-    else:
-        assert logged[0] == ("gluon_gc/worker0/*", "gluon_gc/worker0/step")
-        assert logged[1]["gluon_gc/worker0/step"] == 1
-        assert logged[1]["gluon_gc/worker0/ratio"] == reporter.last.ratio
-    state.close()
 
 
 @on_workers(2)

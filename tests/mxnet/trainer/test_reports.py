@@ -11,6 +11,7 @@ import gluon_gc as bps
 from tests import reported
 from tests.mxnet.cluster.jobs import backward, gradients_of, parameters, train_steps, weights_of
 from tests.mxnet.cluster.standing import on_workers
+from tests.processes import free_port
 
 SHAPES = [(40, 50), (30,), (5000,)]
 TOPK = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
@@ -30,16 +31,10 @@ def trainer_of(compression_params, contexts=1, **more):
     return params, trainer
 
 
-@pytest.fixture
-def port():
-    return reported.two_free_ports()
-
-
 @on_workers(2, "servers", "machine")
-def test_reports_have_the_numbers_of_compression_stats(tmp_path, port):
+def test_reports_have_the_numbers_of_compression_stats():
     params, trainer = trainer_of(TOPK)
-    own = port + bps.rank()  # each worker may count as a machine, with local rank 0
-    reporter = bps.report(trainer, every=4, tensorboard=tmp_path, prometheus=own - bps.local_rank())
+    reporter = bps.report(trainer, every=4)
     train_steps(params, trainer, range(7), SHAPES)
     assert reporter.last.step == 4 and reporter.last.worker == bps.rank()
     train_steps(params, trainer, range(7, 8), SHAPES)
@@ -50,15 +45,6 @@ def test_reports_have_the_numbers_of_compression_stats(tmp_path, port):
     for name in (*BYTES, *SECONDS):  # of the steps 9 to 12
         assert getattr(last, name) == pytest.approx(total[name])
     assert last.step_seconds >= last.compute_seconds > 0
-    served = reported.scraped(own)
-    bps.report(trainer, every=4)
-    with pytest.raises(OSError):
-        reported.scraped(own)
-    drawn = reported.scalars(tmp_path / f"worker{bps.rank()}")
-    assert sorted(drawn) == [4, 8, 12]
-    for name, value in last.values().items():
-        assert served[f'gluon_gc_{name}{{worker="{last.worker}"}}'] == pytest.approx(value)
-        assert drawn[12][f"gluon_gc/{name}"] == pytest.approx(value)
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
@@ -185,10 +171,13 @@ def test_an_overflow_or_averages_without_an_update_stop_no_report():
     assert reporter.last.residual_ratio > 0
 
 
-def test_shutdown_frees_the_port(port):
+def test_a_report_is_drawn_and_served_until_shutdown(tmp_path):
     bps.init()
     params, trainer = trainer_of(TOPK)
-    reporter = bps.report(trainer, every=1, prometheus=port, measure_error=1)
+    port = free_port()
+    more = {"tensorboard": tmp_path, "prometheus": port}
+    bps.report(trainer, **more)
+    reporter = bps.report(trainer, every=1, measure_error=1, **more)  # the port is free again
     for param in params:
         param.grad()[:] = 1.0
         param.list_data()[0]._fresh_grad = True
@@ -198,3 +187,5 @@ def test_shutdown_frees_the_port(port):
     bps.shutdown()
     with pytest.raises(OSError):
         reported.scraped(port)
+    ratio = reported.scalars(tmp_path / "worker0")[1]["gluon_gc/ratio"]
+    assert ratio == pytest.approx(reporter.last.ratio)
