@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.saved.link import link_of
+from tests.link import link_of
 
 FILE = Path(__file__).with_name("mxnet.tar.xz")
 ROOT = Path(__file__).resolve().parents[2]

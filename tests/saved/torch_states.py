@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 import gluon_gc.torch as bps
-from tests.saved.link import link_of
+from tests.link import link_of
 from tests.torch.workers import run
 
 FILE = Path(__file__).with_name("torch.pt.xz")

@@ -4,17 +4,14 @@ import copy
 import os
 from contextlib import contextmanager
 from functools import partial
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 import gluon_gc.torch as bps
-from gluon_gc.auto.choice import Link, Measured, TrafficCost
-from gluon_gc.auto.speed import Speed
 from gluon_gc.compression.auto import inner_params
-from gluon_gc.torch import automatic
 from gluon_gc.torch.transport.gpu_calls import GpuCoder
+from tests.link import link_of
 from tests.torch.common import (
     DGC,
     DITHERING,
@@ -230,14 +227,8 @@ def test_auto_measures_both_levels():
 @on_workers(4)
 def test_a_choice_of_the_inner_compressor_is_kept_in_checkpoints():
     """The links are so slow that all gradients are compressed on both levels."""
-    cost, fast = TrafficCost(0.0, 1e6), Speed(0.0, 0.0, 0.0)
-    link = Link(cost, cost, cost)
     params, inner_group = {"compressor": "auto", "accuracy": "aggressive"}, own_group(PAIRS)
-
-    def measured(workers, compressors, effort=None):
-        return Measured(link, dict.fromkeys([*compressors, "inner"], fast), link)
-
-    with mock.patch.object(automatic.ExchangingWorkers, "measured", measured):
+    with link_of(1e6):
         net, optimizer, ddp, state = wrapped(params, inner_group=inner_group)
     inner = {own.inner for own in state.params.values() if own.compressor is not None}
     assert inner == {inner_params()}

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,10 @@ import torch
 import torch.distributed as dist
 
 import gluon_gc.torch as bps
-from gluon_gc.auto.choice import Link, Measured, TrafficCost
-from gluon_gc.auto.probe import Workers
-from gluon_gc.auto.speed import Speed
 from gluon_gc.env import ConfigurationError
 from gluon_gc.torch.transport import gloo, groups, nccl
 from gluon_gc.torch.transport.gpu_calls import GpuCoder
+from tests.link import link_of
 from tests.processes import free_port
 from tests.torch import scripts, test_lifetimes
 from tests.torch.common import (
@@ -545,21 +543,6 @@ def test_wrong_settings():
         warnings.simplefilter("always")
         state(named, {"compressor": "onebit", "k": 0.1})
     assert "'k' is not for onebit" in str(warned[0].message)
-
-
-@contextmanager
-def link_of(bytes_per_second):
-    """In the block, "auto" measures this link speed, and kernels that take no time."""
-    cost, fast = TrafficCost(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
-
-    def said(workers, compressors, effort):
-        return Measured(Link(cost, cost, cost), dict.fromkeys(compressors, fast))
-
-    really, Workers.measured = Workers.measured, said
-    try:
-        yield
-    finally:
-        Workers.measured = really
 
 
 @on_workers(2)

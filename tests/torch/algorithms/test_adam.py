@@ -16,6 +16,7 @@ from tests.algorithm_replay import (
     ZeroOneAdamReplay,
     plain_mean,
 )
+from tests.link import link_of
 from tests.memory_table import ALGORITHMS, stated
 from tests.torch.algorithms.test_algorithm import (
     ONEBIT,
@@ -34,7 +35,6 @@ from tests.torch.common import (
     loss_of,
     raised,
 )
-from tests.torch.test_workers import link_of
 from tests.torch.workers import on_workers, run
 
 FREEZE = {"name": "onebit_adam", "freeze_step": 5}

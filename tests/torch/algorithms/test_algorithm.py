@@ -7,7 +7,6 @@ import os
 import pickle
 import threading
 import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,11 +18,11 @@ import torch.distributed as dist
 
 import gluon_gc.torch as bps
 from gluon_gc.algorithms.base import Algorithm, Round, register, registry
-from gluon_gc.auto.local_steps import StepClock
 from gluon_gc.compression import parse
 from gluon_gc.options import whole
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
+from tests.link import link_of
 from tests.torch import scripts
 from tests.torch.common import (
     TOPK,
@@ -36,7 +35,6 @@ from tests.torch.common import (
     settled,
     step_with_closures,
 )
-from tests.torch.test_workers import link_of
 from tests.torch.workers import on_workers, run
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "ef_decay": 0.95}
@@ -508,32 +506,19 @@ def _with_groups(sizes):
 AUTO_STEPS = 7  # "auto" has chosen at the start of this step
 
 
-@contextmanager
-def measured_as(bytes_per_second, step_seconds):
-    """In the block, "auto" measures this link and this duration of a step on worker 0.
-
-    Kernels take no time. The other workers' steps are shorter.
-    """
-    seconds = step_seconds / (1 + dist.get_rank())
-    really, StepClock.seconds = StepClock.seconds, property(lambda clock: seconds)
-    try:
-        with link_of(bytes_per_second):
-            yield
-    finally:
-        StepClock.seconds = really
-
-
 @on_workers(1, 2)
 def test_auto_chooses_h_and_the_compressor():
     """All workers choose the same, as if given; a checkpoint before or after it resumes."""
     alone = dist.get_world_size() == 1
+    # Steps of workers other than 0 are shorter.
+    slow, fast = (partial(link_of, rate, 0.001 / (1 + dist.get_rank())) for rate in (1e6, 1e15))
     aggressive = {"compressor": "auto", "accuracy": "aggressive"}
 
     def auto(**more):
         net = Net()
         return net, distributed(net, {"name": "local_steps", **more}, aggressive, torch.optim.AdamW)
 
-    with measured_as(1e6, 0.001), logged() as lines:
+    with slow(), logged() as lines:
         net, optimizer = auto(outer_lr=0.6)
         state = optimizer.compression_state
         assert state.options["every"] == "auto"
@@ -557,7 +542,7 @@ def test_auto_chooses_h_and_the_compressor():
     assert torch.equal(train(given, same, range(40)), weights)
     others = [same]
     for begin, box in boxes.items():
-        with measured_as(1e6 if begin == 3 else 1e15, 0.001):
+        with slow() if begin == 3 else fast():
             resumed, other = auto(outer_lr=0.6)
             _refuses_another_optimizer(other.compression_state, loaded(box))
             other.compression_state.load_state_dict(loaded(box))
@@ -570,16 +555,16 @@ def test_auto_chooses_h_and_the_compressor():
     of_all.compression_state.load_state_dict([loaded(box) for box in boxes_of_all])
     assert of_all.compression_state.automatic.decision == expected
     others.append(of_all)
-    with measured_as(1e6, 0.001):
+    with slow():
         short, fixed = auto(every=2)
         fixed.compression_state.load_state_dict(loaded(boxes[29]))
         assert fixed.compression_state.automatic.decision == (name, 2)
         assert fixed.compression_state.params == state.params
         train(short, fixed, range(29, 30))
     if not alone:
-        with measured_as(1e15, 0.001):
-            fast, plain = auto()
-            train(fast, plain, range(AUTO_STEPS))
+        with fast():
+            net, plain = auto()
+            train(net, plain, range(AUTO_STEPS))
         assert plain.compression_state.automatic.decision == ("none", 10)
         box = loaded(boxes[29])
         said = "compressor of parameter"

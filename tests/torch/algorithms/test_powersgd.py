@@ -17,6 +17,7 @@ from gluon_gc.algorithms.powersgd import random_row
 from gluon_gc.auto.algorithm import Decision
 from gluon_gc.torch.algorithms.rounds import PyTorch
 from tests.algorithm_replay import PowerSGDReplay
+from tests.link import link_of
 from tests.torch.algorithms.test_algorithm import ONEBIT, loaded, saved
 from tests.torch.common import (
     Net,
@@ -28,7 +29,6 @@ from tests.torch.common import (
     raised,
     sgd,
 )
-from tests.torch.test_workers import link_of
 from tests.torch.workers import on_workers, run
 
 SHAPES = {"conv": (16, 8, 3, 3), "embedding": (60, 9), "bias": (7,), "tiny": (3, 3)}
