@@ -228,7 +228,7 @@ def test_the_worker_that_others_waited_for_is_named():
     handler.emit = lambda record: lines.append(record.getMessage())
     logger.addHandler(handler)
     for step in range(4):
-        time.sleep(0.05 * dist.get_rank())
+        time.sleep(0.3 * dist.get_rank())
         train(net, optimizer, ddp, [step])
     assert reporter.last.waited_for == 1
     assert len(lines) == 1 and lines[0].startswith(f"worker {dist.get_rank()}, step 4: ")

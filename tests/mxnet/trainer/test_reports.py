@@ -124,7 +124,7 @@ def test_the_worker_that_others_waited_for_is_named():
     params, trainer = trainer_of(TOPK)
     reporter = bps.report(trainer, every=4)
     for step in range(4):
-        time.sleep(0.05 * bps.rank())
+        time.sleep(0.3 * bps.rank())
         train_steps(params, trainer, [step], SHAPES)
         mx.nd.waitall()
     assert reporter.last.waited_for == 1
