@@ -85,7 +85,7 @@ METHODS: Dict[str, Method] = {
     ),
     "powersgd 4": Method("--algorithm powersgd --rank 4 --start 10"),
     "powersgd 4, fp16": Method("--algorithm powersgd --rank 4 --start 10 --fp16-pushpull"),
-    "local_steps 20": _local_steps(20),
+    "local_steps 20, outer momentum 0.9": _local_steps(20, "--outer-momentum 0.9"),
     "local_steps 5, averages, onebit": _local_steps(5, f"{AVERAGING} {ONEBIT}"),
     "local_steps 10, averages, onebit": _local_steps(10, f"{AVERAGING} {ONEBIT}"),
     "local_steps 30, onebit": _local_steps(30, ONEBIT),

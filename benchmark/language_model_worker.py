@@ -50,7 +50,7 @@ class PowerSGD(Training):
 
 
 class TorchftDiLoCo(Training):
-    """torchft's DiLoCo over Gloo, with the defaults of local_steps. --every is its sync_every.
+    """torchft's DiLoCo over Gloo, with its outer step. --every is its sync_every.
 
     Each worker is a replica group of its own. Worker 0 runs the lighthouse.
     """

@@ -25,7 +25,7 @@ class LocalStepsReplay:
         workers,
         every,
         outer_lr=0.7,
-        outer_momentum=0.9,
+        outer_momentum=0.5,
         nesterov=True,
         fragments=1,
         overlap=0,

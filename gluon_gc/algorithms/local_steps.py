@@ -85,7 +85,7 @@ class LocalSteps(Algorithm):
     ).field(0.7)
     outer_momentum: float = real(
         lambda mu: 0 <= mu < 1, "a number from 0 to below 1", "mu: momentum of the outer step"
-    ).field(0.9)
+    ).field(0.5)
     nesterov: bool = switch("use Nesterov's momentum in the outer step").field(True)
     fragments: int = whole(1, "P: number of groups of parameters, which take turns").field(1)
     overlap: int = whole(0, "tau: number of steps for which training goes on meanwhile").field(0)

@@ -39,9 +39,9 @@ COMPRESSIONS = {
     "auto_local_steps": AUTO,
 }
 ALGORITHMS = {
-    "local_steps": {"name": "local_steps", "every": 2},
+    "local_steps": {"name": "local_steps", "every": 2, "outer_momentum": 0.9},
     "powersgd": {"name": "powersgd", "rank": 1, "start": 1},
-    "auto_local_steps": "local_steps",
+    "auto_local_steps": {"name": "local_steps", "outer_momentum": 0.9},
 }
 
 

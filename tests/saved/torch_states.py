@@ -76,8 +76,12 @@ CASES = {
     "dgc": lambda: gradients({"compressor": "dgc", "k": 0.2, "seed": 3}),
     "dithering": lambda: gradients({"compressor": "dithering", "k": 4, "seed": 3, "ef": "vanilla"}),
     "auto": lambda: gradients({**AUTO, "momentum": "nesterov"}),
-    "local_steps": lambda: algorithm({"name": "local_steps", "every": 2}, ONEBIT),
-    "auto_local_steps": lambda: algorithm("local_steps", AUTO, _adam),
+    "local_steps": lambda: algorithm(
+        {"name": "local_steps", "every": 2, "outer_momentum": 0.9}, ONEBIT
+    ),
+    "auto_local_steps": lambda: algorithm(
+        {"name": "local_steps", "outer_momentum": 0.9}, AUTO, _adam
+    ),
     "zero_one_adam": lambda: algorithm(_zero_one_adam, None, _adam),
     "powersgd": lambda: algorithm({"name": "powersgd", "rank": 1, "start": 1}, None),
     "reduce_scatter": lambda: sharded(bps.compress_reduce_scatter, {**_blockwise, "ef": "vanilla"}),

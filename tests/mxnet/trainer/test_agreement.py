@@ -10,7 +10,7 @@ from tests.mxnet.cluster.jobs import backward, gradients_of, parameters
 from tests.mxnet.cluster.standing import on_workers
 
 LOCAL = (
-    'algorithm {"name": "local_steps", "every": %d, "outer_lr": 0.7, "outer_momentum": 0.9, '
+    'algorithm {"name": "local_steps", "every": %d, "outer_lr": 0.7, "outer_momentum": 0.5, '
     '"nesterov": true, "fragments": 1, "overlap": 0, "mix": 0.0, "overrides": null}'
 )
 
