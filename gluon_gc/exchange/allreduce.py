@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Sequence, Tuple
+from typing import Sequence
 
 from . import header
 from .arrays import Arrays
 from .chunk import PLAIN, ExchangedChunk
-from .header import Stamp
 from .job import Task
 from .plan import Slice
-from .statistics import Meter, shares_of
+from .statistics import Meter
 from .transfer import HeadedChunks, Link, Stages
 
 LARGE_BYTES = 512 * 1024  # of a chunk; for smaller ones, the latency of a ring would dominate
@@ -42,12 +41,10 @@ class Allreduce(Stages):
         ranks = link.members.ranks
         sizes = [header.wire_size(1)]
         self._headers = link.collectives.to_all(link.members, link.tag, sizes, [[] for _ in ranks])
+        self.collectives = [self._headers]
         self._own = HeadedChunks(self.chunks[:1], iter(self._headers.rooms), {})
         self._of_all = HeadedChunks(self.chunks[:1], iter(self._headers.rows), {}, ranks)
         self._bytes = sum(chunk.num_bytes for chunk in chunks)
-
-    def shares(self) -> Iterator[Tuple[str, float]]:
-        return shares_of(self.chunks)
 
     def send(self, task: Task) -> None:
         """Send the header."""
@@ -66,7 +63,6 @@ class Allreduce(Stages):
             self._headers.wait()
         found = self._of_all.read()
         self._headers.expect()
-        header.require_in_step(found.outcome)
         task.note(found.outcome)
         if found.unused:
             task.unused.add(self._piece.tensor)
@@ -85,6 +81,3 @@ class Allreduce(Stages):
         if self.chunks[0].checked and not self._arrays.check_finite(values)():
             task.nonfinite.append([self._piece.tensor])
         self.meter.pulled_bytes += self._bytes
-
-    def abandon(self, outcome: Stamp) -> None:
-        self._headers.send_instead(header.broken(outcome))

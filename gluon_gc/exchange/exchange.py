@@ -426,9 +426,7 @@ class _Announcement(Stages):
         self._to_all = link.collectives.to_all(
             link.members, link.tag, sizes, [[] for _ in link.members.ranks]
         )
-
-    def shares(self) -> Iterable[Tuple[str, float]]:
-        return ()
+        self.collectives = [self._to_all]
 
     def answer(self, task: Task) -> None:
         """Compare the checksums of all workers. The tensors are on their way already."""
@@ -445,9 +443,6 @@ class _Announcement(Stages):
             except RuntimeError as error:
                 raise OutOfStepError(str(error)) from error
             raise OutOfStepError(header.problem(outcome), outcome)
-
-    def abandon(self, outcome: Stamp) -> None:
-        self._to_all.send_instead(header.broken(outcome))
 
 
 @dataclass

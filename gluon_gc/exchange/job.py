@@ -98,6 +98,7 @@ class Task:
     under_way: Any = None  # what a stage leaves for the next one
 
     def note(self, outcome: Stamp) -> None:
-        """Keep an outcome that shows a difference between workers."""
+        """Keep an outcome that shows a difference. OutOfStepError if no exchange can follow."""
+        header.require_in_step(outcome)
         if outcome != SAME:
             self.outcome = outcome

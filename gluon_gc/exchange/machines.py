@@ -12,7 +12,7 @@ share of the chunks. For its share, it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Sequence
 
 from . import header
 from .arrays import Array, Arrays
@@ -21,7 +21,7 @@ from .coding import PLAIN, Buffers, codings
 from .header import Stamp
 from .job import Job, Task
 from .plan import Slice
-from .statistics import Meter, shares_of
+from .statistics import Meter
 from .transfer import Found, HeadedChunks, Link, Stages, Transfer, wire_sizes, with_headers
 from .transport import Members
 
@@ -169,7 +169,7 @@ class MachineTransfer(Stages):
         arrays, local_rank = across.arrays, machines.local_rank
         self._arrays, to_owners, to_all = arrays, *inside.collectives
         shares = [[c for c in chunks if c.inside.local == i] for i in range(machines.local_size)]
-        self._mine = mine = shares[local_rank]
+        self.chunks = mine = shares[local_rank]
         sent = [[chunk.inside.to_owner for chunk in share] for share in shares]
         answered = [[chunk.inside.to_all for chunk in share] for share in shares]
         self._identity = header.identity(chunk.piece for chunk in chunks)
@@ -177,6 +177,7 @@ class MachineTransfer(Stages):
         headed, no_owners = with_headers([wire_sizes(share) for share in sent])
         self._in = to_owners(members, tag, headed, no_owners=no_owners)
         self._out = to_all(members, tag, [], [wire_sizes(share) for share in answered])
+        self.collectives = self._in, self._out
         rooms_of, rows_of, answer_of, answers_of = {}, {}, {}, {}
         rooms, rows = iter(self._in.rooms), iter(self._in.rows)
         senders = [members.ranks[sender] for sender in self._in.senders]
@@ -210,9 +211,6 @@ class MachineTransfer(Stages):
             self.meter = self._between.meter
         self._coders = [(c.piece.tensor, c.coder) for c in of_all_shares if c.coder is not None]
 
-    def shares(self) -> Iterator[Tuple[str, float]]:
-        return shares_of(self._mine)
-
     def begin(self, task: Task) -> None:
         """Send the job's values to the workers of this machine that sum them."""
         for headed in self._sent:
@@ -225,7 +223,6 @@ class MachineTransfer(Stages):
         """Sum the values of this worker's share, and send the sums to their owners."""
         self._in.wait()
         found = self._read.read()
-        header.require_in_step(found.outcome)
         task.note(found.outcome)
         to_sums = replace(task.job, request=replace(task.job.request, output=self._sums))
         for coding in self._adding:
@@ -253,7 +250,7 @@ class MachineTransfer(Stages):
             between = task.under_way
             between.note(task.outcome)
             self._between.deliver(between)
-            own = (chunk.inside.to_all for chunk in self._mine)
+            own = (chunk.inside.to_all for chunk in self.chunks)
             unused = {chunk for chunk in own if chunk.piece.tensor in between.unused}
             self._answer.write_answer(Found(between.outcome, unused, between.contributors))
         self._out.start()
@@ -263,7 +260,6 @@ class MachineTransfer(Stages):
         self._out.wait()
         for headed in self._answers:
             found = headed.read_answer()
-            header.require_in_step(found.outcome)
             task.note(found.outcome)
             task.unused.update(chunk.piece.tensor for chunk in found.unused)
         with self.meter.timing("decompress_seconds"):
@@ -285,8 +281,6 @@ class MachineTransfer(Stages):
                 coder.take_back_last()
 
     def abandon(self, outcome: Stamp) -> None:
-        told = header.broken(outcome)
-        self._in.send_instead(told)
-        self._out.send_instead(told)
+        super().abandon(outcome)
         if self._between is not None:
             self._between.abandon(outcome)

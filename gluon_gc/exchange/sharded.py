@@ -8,12 +8,10 @@ from typing import (
     Collection,
     ContextManager,
     Dict,
-    Iterator,
     List,
     Mapping,
     Optional,
     Sequence,
-    Tuple,
 )
 
 import numpy as np
@@ -23,9 +21,8 @@ from .arrays import Values
 from .chunk import PLAIN, SUMMED, ExchangedChunk
 from .coding import Buffers, Coding, codings
 from .collectives import WireSize
-from .header import Stamp
 from .job import Request, Task
-from .statistics import Meter, shares_of
+from .statistics import Meter
 from .transfer import Link, Stages
 
 
@@ -43,10 +40,11 @@ class ReduceScatter(Stages):
         around: Callable[[Request], ContextManager[None]],
     ) -> None:
         self._around, self._ranks, self.meter = around, link.members.ranks, Meter()
-        self._chunks = [chunk for chunks in owned for chunk in chunks]
-        self._identity = header.identity(chunk.piece for chunk in self._chunks)
+        self.chunks = [chunk for chunks in owned for chunk in chunks]
+        self._identity = header.identity(chunk.piece for chunk in self.chunks)
         sizes = [(header.wire_size(0), *(c.wire_size for c in chunks)) for chunks in owned]
         self._to_owners = link.collectives.to_owners(link.members, link.tag, sizes)
+        self.collectives = [self._to_owners]
         self._headers, *rows = self._to_owners.rows
         received = dict(zip(owned[link.members.rank], rows))
         sums = {c: rows[0].copy() for c, rows in received.items() if c.kind in (PLAIN, SUMMED)}
@@ -57,10 +55,7 @@ class ReduceScatter(Stages):
             self._own_headers.append(next(rooms))
             sent.update(zip(chunks, rooms))
         buffers = Buffers(sent, {c: received[c] for c in sums}, sums, answers)
-        self._codings = codings(self._chunks, buffers, link.arrays)
-
-    def shares(self) -> Iterator[Tuple[str, float]]:
-        return shares_of(self._chunks)
+        self._codings = codings(self.chunks, buffers, link.arrays)
 
     def send(self, task: Task) -> None:
         """Encode the values of all shards, and send them to their owners."""
@@ -76,7 +71,6 @@ class ReduceScatter(Stages):
         with self.meter.timing("wait_seconds"):
             self.meter.pulled_bytes += self._to_owners.wait()
         outcome, _, _ = header.read(self._headers, self._ranks)
-        header.require_in_step(outcome)
         task.note(outcome)
         with self.meter.timing("decompress_seconds"):
             for coding in self._codings:
@@ -85,9 +79,6 @@ class ReduceScatter(Stages):
                 task.nonfinite.append(list(coding.deliver(task.job)))
         self._to_owners.expect()
         self.meter.steps += 1
-
-    def abandon(self, outcome: Stamp) -> None:
-        self._to_owners.send_instead(header.broken(outcome))
 
 
 @dataclass(frozen=True)
@@ -110,23 +101,25 @@ class AllGather(Stages):
         rank = link.members.rank
         self._ranks, self.meter = link.members.ranks, Meter()
         self._keys = [list(shards) for shards in owned]
-        self._all = [[c for chunks in shards.values() for c in chunks] for shards in owned]
-        self._identity = header.identity(c.piece for chunks in self._all for c in chunks)
+        by_worker = [[c for chunks in shards.values() for c in chunks] for shards in owned]
+        self.chunks = [chunk for chunks in by_worker for chunk in chunks]
+        self._identity = header.identity(chunk.piece for chunk in self.chunks)
         head = [header.wire_size(0), WireSize(len(self._keys[rank]))]
         sizes = [
-            [*head, *(self._wire_size(w, c) for c in chunks)] for w, chunks in enumerate(self._all)
+            [*head, *(self._wire_size(w, c) for c in chunks)] for w, chunks in enumerate(by_worker)
         ]
         self._to_all = link.collectives.to_all(link.members, link.tag, [], sizes)
+        self.collectives = [self._to_all]
         rows = iter(self._to_all.rows)
         self._headers: List[np.ndarray] = []
         self._flags: List[np.ndarray] = []
         answers: Dict[ExchangedChunk, np.ndarray] = {}
-        for chunks in self._all:
+        for chunks in by_worker:
             self._headers.append(next(rows))
             self._flags.append(next(rows)[0])
             answers.update(zip(chunks, rows))
         self._own_header, self._own_flags, *rooms = self._to_all.rooms
-        buffers = Buffers(dict(zip(self._all[rank], rooms)), {}, {}, answers)
+        buffers = Buffers(dict(zip(by_worker[rank], rooms)), {}, {}, answers)
         self._own_keys = self._keys[rank]
         self._codings: Dict[str, List[Coding]] = {
             key: codings(chunks, buffers, link.arrays)
@@ -148,9 +141,6 @@ class AllGather(Stages):
 
         return WireSize(size.most, used)
 
-    def shares(self) -> Iterator[Tuple[str, float]]:
-        return shares_of([chunk for chunks in self._all for chunk in chunks])
-
     def send(self, task: Task) -> None:
         """Encode shards, and send them to all workers."""
         request = task.job.request
@@ -170,7 +160,6 @@ class AllGather(Stages):
         with self.meter.timing("wait_seconds"):
             self.meter.pulled_bytes += self._to_all.wait()
         outcome, _, _ = header.read(np.concatenate(self._headers), self._ranks)
-        header.require_in_step(outcome)
         task.note(outcome)
         sent, request = self._with_flag(self._SENT), task.job.request
         output = request.receive(sent, self._with_flag(self._FLAGGED))
@@ -190,6 +179,3 @@ class AllGather(Stages):
             for key, given in zip(keys, flags)
             if given == flag
         ]
-
-    def abandon(self, outcome: Stamp) -> None:
-        self._to_all.send_instead(header.broken(outcome))

@@ -16,6 +16,7 @@ from typing import (
     Sequence,
     Set,
     Tuple,
+    Union,
 )
 
 import numpy as np
@@ -24,7 +25,7 @@ from . import header
 from .arrays import Arrays
 from .chunk import GATHERED, ExchangedChunk
 from .coding import Buffers, codings
-from .collectives import Collectives, WireSize
+from .collectives import Collectives, ToAll, ToOwners, WireSize
 from .header import SAME, Stamp
 from .job import Job, Task
 from .statistics import Meter, shares_of
@@ -40,10 +41,12 @@ class Stages(Protocol):
     """
 
     meter: Meter  # bytes and seconds of this worker
+    chunks: Sequence[ExchangedChunk] = ()  # whose bytes divide the meter's numbers
+    collectives: Sequence[Union[ToOwners, ToAll]] = ()  # that workers may wait for
 
     def shares(self) -> Iterable[Tuple[str, float]]:
         """Return, for each part, its tensor's name and its share of the meter's numbers."""
-        raise NotImplementedError
+        return shares_of(self.chunks)
 
     def begin(self, task: Task) -> None:
         """Send the job's values to the workers of the same machine.
@@ -68,6 +71,8 @@ class Stages(Protocol):
 
         No stage is called afterwards, but one may be running on another thread.
         """
+        for collective in self.collectives:
+            collective.send_instead(header.broken(outcome))
 
 
 STAGES: Sequence[Callable[[Task], None]] = (
@@ -120,6 +125,7 @@ class Transfer(Stages):
         self._to_owners = (
             to_owners(members, link.tag, headed, no_owners=no_owners) if others else None
         )
+        self.collectives = [c for c in (self._to_owners, self._to_all) if c is not None]
         rooms, rows = iter(self._to_all.rooms), iter(self._to_all.rows)
         sent, answer, received, answers = {}, {}, {}, {}
         self._gathered = HeadedChunks(gathered, rooms, sent)
@@ -142,9 +148,6 @@ class Transfer(Stages):
         buffers = Buffers(sent, received, answer, answers)
         self._of_gathered = codings(gathered, buffers, self._arrays)
         self._of_others = codings(others, buffers, self._arrays)
-
-    def shares(self) -> Iterator[Tuple[str, float]]:
-        return shares_of(self.chunks)
 
     def send(self, task: Task) -> None:
         """Encode the job's values, and send them to their owners."""
@@ -188,7 +191,7 @@ class Transfer(Stages):
             self.meter.pulled_bytes += self._to_all.wait()
         read = [self._gathered_rows.read(), *(headed.read_answer() for headed in self._answers)]
         for found in read:
-            header.require_in_step(found.outcome)
+            task.note(found.outcome)
             task.contributors = max(task.contributors, found.contributors)
         with self.meter.timing("decompress_seconds"):
             for coding in (*self._of_gathered, *self._of_others):
@@ -198,7 +201,6 @@ class Transfer(Stages):
                     for answer, room in self._forwarded:
                         self._arrays.copy(answer, room)
             for found in read:
-                task.note(found.outcome)
                 if found.unused:
                     self._leave_out(task, found.unused)
         self._to_all.expect()
@@ -214,12 +216,6 @@ class Transfer(Stages):
             task.unused.add(chunk.piece.tensor)
             if chunk.coder is not None:
                 chunk.coder.take_back_last()
-
-    def abandon(self, outcome: Stamp) -> None:
-        told = header.broken(outcome)
-        if self._to_owners is not None:
-            self._to_owners.send_instead(told)
-        self._to_all.send_instead(told)
 
 
 def wire_sizes(chunks: Sequence[ExchangedChunk]) -> List[WireSize]:

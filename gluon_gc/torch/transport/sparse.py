@@ -57,6 +57,7 @@ class SparseSum(Stages):
         self._heads = link.collectives.to_all(
             link.members, link.tag, [header.wire_size(1), _COUNTS], [[] for _ in self._ranks]
         )
+        self.collectives = [self._heads]
 
     def shares(self) -> List[Tuple[str, float]]:
         return [(self._name, 1.0)]
@@ -83,7 +84,6 @@ class SparseSum(Stages):
         outcome, present, _ = header.read(headers, self._ranks)
         counts, dimensions = all_counts.copy().view(np.int64).T.tolist()
         self._heads.expect()
-        header.require_in_step(outcome)
         task.note(outcome)
         if not present.any():
             task.unused.add(request.name)
@@ -114,9 +114,6 @@ class SparseSum(Stages):
             task.nonfinite.append([request.name])
         request.deliver(total.to(request.values.device))
         self.meter.steps += 1
-
-    def abandon(self, outcome: Stamp) -> None:
-        self._heads.send_instead(header.broken(outcome))
 
 
 class _Rows:
