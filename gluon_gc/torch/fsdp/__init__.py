@@ -9,14 +9,13 @@ import torch
 from ...compression import CompressionParams
 from ...exchange.coder import needs_entropy, new_entropy
 from ..gradients.settings import chosen_params, named
-from ..state.replicated import ReplicatedCompression, over_mesh, replica_dim
 from ..state.sharded import Exchanges, ShardedCompression
 from ..state.small_residuals import Scratch
 from .all_gather import AllGather
 from .gradients import GradientSettings, gradient_settings
 from .parts import Part, parts_of
 from .reduce_scatter import ReduceScatter
-from .replicas import AcrossReplicas, Lanes
+from .replicas import AcrossReplicas, Lanes, ReplicatedCompression, over_mesh, replica_dim
 
 _DENSE = ("blockwise", "bytegrad")  # the compressors whose payloads have every element
 _ANY_SIZE = 64  # elements of a codec that only tells its properties
