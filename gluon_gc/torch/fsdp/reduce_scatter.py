@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, Collection, Iterator, List, Optional, Sequence, Set
 
 import torch
@@ -11,7 +12,6 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from ...exchange import sharded
-from ...exchange.chunk import ExchangedChunk
 from ...exchange.job import Done, Request
 from ...exchange.plan import Chunk
 from ...state import fitting
@@ -91,7 +91,10 @@ class ReduceScatter(GradientUnit, CollectiveUnit):
         """Prepare the exchange. All workers of the group call this."""
         exchange = self.exchange = self._exchanges.of(group)
         exchange.agree(self.shards.facts(like), "reduce their gradients")
-        owned = [list(self._chunks_of(owner, like)) for owner in range(exchange.workers)]
+        owned = [
+            [*chain(*self.shards.chunks(owner, like, exchange, draws=True).values())]
+            for owner in range(exchange.workers)
+        ]
         self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]
         with_feedback = [c for c in self._compressed() if c.coder.codec.memory]
         if self._scratch is not None:
@@ -104,21 +107,6 @@ class ReduceScatter(GradientUnit, CollectiveUnit):
         if self._loaded:
             self.check(self._loaded)
             self._apply()
-
-    def _chunks_of(self, owner: int, like: torch.Tensor) -> Iterator[ExchangedChunk]:
-        """Yield the chunks of an owner's shards, with this worker's coders."""
-        exchange = self.exchange
-        for shard in self.shards.cut(owner, like):
-            exchange.streams.draw(shard.chunks)
-            tensor = shard.tensor
-            for chunk in shard.chunks:
-                coder = None
-                if chunk.params is not None:
-                    begin = tensor.plan.offset + chunk.slices[0].begin
-                    start = exchange.streams.start(chunk, exchange.rank, shard.index, begin)
-                    size = chunk.size, chunk.dtype
-                    coder = exchange.arrays.coder(tensor.device, chunk.params, *size, start)
-                yield tensor.exchanged(chunk, owner, exchange.arrays, tensor.device, coder)
 
     # Residuals in 8 bits
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
 
-import torch
 from torch.optim import Optimizer
 
 from ...algorithms.base import State
@@ -27,7 +26,7 @@ from ...auto.algorithm import Decision
 from ...exchange.agreement import Facts
 from ...state import Arrays, States, fitting
 from ..gradients.optimizer_hooks import param_groups
-from ..transport.staging import is_sharded, sharded_like
+from ..transport.staging import is_sharded, same_bits, sharded_like
 from . import coder_states, state_dicts
 from .coder_states import Saved
 from .state_dicts import FORMAT, NOUN, StateDict
@@ -48,7 +47,7 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
     weights = {}
     for name, parameter in state.rounds.parameters().items():
         kept = [arrays[name] for arrays in kinds.values() if name in arrays]
-        equal = [array for array in kept if _same_bits(array, parameter)]
+        equal = [array for array in kept if same_bits(array, parameter)]
         weights[name] = equal[0] if equal else parameter.clone()
     lanes = state.rounds.lanes.items()
     return {
@@ -82,14 +81,6 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
             if shape and shape == parameter.to_local().shape:
                 values[key] = sharded_like(value, parameter)
     optimizer.load_state_dict(loaded)
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bits, including the signs of zeros."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return False
-    bits = torch.int32 if one.itemsize == 4 else torch.int64
-    return torch.equal(one.view(bits), other.view(bits))
 
 
 def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) -> None:

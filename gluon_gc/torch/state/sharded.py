@@ -13,6 +13,7 @@ from ... import env
 from ...compression import CompressionParams
 from ...exchange import plan, statistics
 from ...exchange.agreement import Facts
+from ...exchange.chunk import ExchangedChunk
 from ...exchange.exchange import DeclaredTensor, Exchange
 from ...exchange.statistics import Size
 from ...exchange.transfer import Stages
@@ -75,6 +76,30 @@ class Shards:
             facts = name, self.on_nonfinite, worker * size
             tensor = declared(key, like, params, index, size, *facts)
             yield Shard(index, tensor, plan.cut([tensor.plan], most, least))
+
+    def chunks(
+        self, worker: int, like: torch.Tensor, exchange: Exchange, draws: bool
+    ) -> Dict[str, List[ExchangedChunk]]:
+        """Return the chunks of a worker's shards, with own coders, by the names of the shards.
+
+        `draws`: compressors may draw random numbers. All workers call this. `like`: see `cut`.
+        """
+        chunks: Dict[str, List[ExchangedChunk]] = {}
+        arrays, streams = exchange.arrays, exchange.streams
+        for index, tensor, planned in self.cut(worker, like):
+            if draws:
+                streams.draw(planned)
+            shard_chunks = chunks[tensor.plan.name] = []
+            for chunk in planned:
+                coder = start = None
+                if chunk.params is not None:
+                    if draws:
+                        begin = tensor.plan.offset + chunk.slices[0].begin
+                        start = streams.start(chunk, exchange.rank, index, begin)
+                    size = chunk.size, chunk.dtype
+                    coder = arrays.coder(tensor.device, chunk.params, *size, start)
+                shard_chunks.append(tensor.exchanged(chunk, worker, arrays, tensor.device, coder))
+        return chunks
 
     def facts(self, like: torch.Tensor) -> Facts:
         """Return facts that must be the same on all workers. `like`: see `cut`."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _WORKING = (torch.float32, torch.float64)
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -76,6 +77,14 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     if not dtype.is_floating_point:
         return torch.float64
     return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same bits, including the signs of zeros."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    bits = _BITS.get(one.itemsize, torch.int64)
+    return torch.equal(one.view(bits), other.view(bits))
 
 
 def planned_dtype(dtype: torch.dtype) -> str:
