@@ -99,7 +99,6 @@ class Meter:
     compress_seconds: float = 0.0
     wait_seconds: float = 0.0
     decompress_seconds: float = 0.0
-    at_reset: Optional[Meter] = None  # its copy at the last reset
 
     def of_step(self, steps: int = 0) -> Dict[str, float]:
         """Return `FIELDS` as averages over `steps`; 0: over the steps of this transfer."""
@@ -109,7 +108,7 @@ class Meter:
         """Return the differences from an earlier copy, if there is one."""
         names = ("steps", *FIELDS) if earlier is not None else ()
         changed = {name: getattr(self, name) - getattr(earlier, name) for name in names}
-        return replace(self, **changed, at_reset=None)
+        return replace(self, **changed)
 
     @contextmanager
     def timing(self, field: str) -> Iterator[None]:
@@ -120,16 +119,21 @@ class Meter:
 
 
 class Window:
-    """Measures the time between two calls, independently of the resets of `compression_stats`."""
+    """What meters have measured since this window's last reset, independently of other windows."""
 
     def __init__(self) -> None:
         self._earlier: WeakKeyDictionary[Meter, Meter] = WeakKeyDictionary()
 
-    def of(self, meter: Meter) -> Meter:
-        """Return what a meter has measured since the last call with it."""
+    def of(self, meter: Meter, reset: bool) -> Meter:
+        """Return what a meter has measured since its last `reset`."""
         measured = meter.since(self._earlier.get(meter))
-        self._earlier[meter] = meter.since(None)
+        if reset:
+            self._earlier[meter] = meter.since(None)
         return measured
+
+
+STATS = Window()
+"""The window of `compression_stats`."""
 
 
 class Busy:
@@ -158,28 +162,21 @@ def of_step(
     reset: bool,
     steps: int = 0,
     name_of: Callable[[str], str] = str,
-    window: Optional[Window] = None,
+    window: Window = STATS,
 ) -> Dict[str, Any]:
     """Return the average statistics of a step, for each tensor in `sizes` and in total.
 
     `steps`: the number of steps; 0: each transfer took part in all steps. `name_of` returns the
     name in `sizes`, given a tensor's name in the exchange. The steps are those since the last
-    `reset` or, with a `window`, since the last call with it.
+    `reset` of the window.
     """
     transfers = list(transfers)
-    meters = [transfer.meter for transfer in transfers]
-    if window is None:
-        counted = [meter.since(meter.at_reset) for meter in meters]
-    else:
-        counted = [window.of(meter) for meter in meters]
+    counted = [window.of(transfer.meter, reset) for transfer in transfers]
     measured = by_tensor(
         (meter.of_step(steps), [(name_of(name), share) for name, share in transfer.shares()])
         for transfer, meter in zip(transfers, counted)
         if meter.steps
     )
-    if reset:
-        for meter in meters:
-            meter.at_reset = meter.since(None)
     return report(sizes, measured)
 
 

@@ -85,13 +85,6 @@ class Transport(Protocol):
         """
 
 
-class Work(Protocol):
-    """A collective that was started."""
-
-    def wait(self) -> Any:
-        """Wait for its end. Raises RuntimeError if it has failed."""
-
-
 class Members(Protocol):
     """The workers of an exchange, and the connections between them.
 
@@ -114,8 +107,11 @@ class Members(Protocol):
     def new_tag(self, identity: int) -> int:
         """Return an unused tag, which is the same on all members for the same identity."""
 
-    def all_reduce(self, values: Any) -> Work:
-        """Start to replace an array of the front end by its sum over the members."""
+    def all_reduce(self, values: Any) -> Any:
+        """Start to replace an array of the front end by its sum over the members.
+
+        The method `wait` of the result returns at the end, or raises a RuntimeError.
+        """
 
     def gather(self, mine: Any, doing: str) -> List[Any]:
         """Return the objects of all members, by rank.

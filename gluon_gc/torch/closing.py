@@ -6,23 +6,15 @@ import atexit
 import time
 import weakref
 from functools import lru_cache
-from typing import Protocol
-
-
-class Closable(Protocol):
-    """An object with threads or process groups."""
-
-    def close(self) -> None:
-        """Stop the threads and release the groups. A second call does nothing."""
-
+from typing import Any
 
 _GLOO_CLEANUP_SECONDS = 0.1
 
-_open: weakref.WeakSet[Closable] = weakref.WeakSet()
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def opened(closable: Closable) -> None:
-    """Close this object at shutdown, unless it is closed earlier."""
+def opened(closable: Any) -> None:
+    """Close this object at shutdown, if it still exists. Its `close` may be called twice."""
     _open.add(closable)
     await_threads_at_exit()
 

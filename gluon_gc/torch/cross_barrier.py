@@ -39,7 +39,12 @@ from .byteps.broadcasts import broadcast_optimizer_state, broadcast_parameters
 from .byteps.push_pull import byteps_push_pull, poll, synchronize
 from .byteps.runtime import init, local_rank, local_size, rank, shutdown, size
 from .compression import Compression, params_of
-from .gradients.optimizer_hooks import let_step_call_hooks, param_groups, require_averaged
+from .gradients.optimizer_hooks import (
+    let_step_call_hooks,
+    param_groups,
+    require_averaged,
+    without_gradients,
+)
 from .gradients.optimizers import KNOWN
 from .gradients.settings import checked_passes
 from .gradients.state import CompressionState
@@ -400,16 +405,9 @@ class _CrossingAverager(Averager):
 @contextmanager
 def _alone(bucket: Bucket) -> Iterator[None]:
     """Return a context without gradients of these parameters, autocast and inference mode."""
-    gradients: List[Optional[torch.Tensor]] = [parameter.grad for parameter in bucket]
-    device = bucket[0].device.type
-    with torch.inference_mode(False), torch.autocast(device, enabled=False):
-        for parameter in bucket:
-            parameter.grad = None
-        try:
-            yield
-        finally:
-            for parameter, gradient in zip(bucket, gradients):
-                parameter.grad = gradient
+    autocast = torch.autocast(bucket[0].device.type, enabled=False)
+    with torch.inference_mode(False), autocast, without_gradients(bucket):
+        yield
 
 
 class _ForwardHooks:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import (
     Any,
     Callable,
-    Container,
     Dict,
     Iterable,
     List,
@@ -207,13 +206,14 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(values, dtype=torch.float64)
 
 
-class GradientReporter(ExchangeReporter):
+class GradientReporter(ExchangeReporter, StepObserver):
     """Reports on a CompressionState, whose steps end with a step of any optimizer."""
 
     def __init__(self, state: CompressionState, make_settings: Callable[[], Settings]) -> None:
         self._gradients, self._parameters = state.gradients, state.parameters
-        super().__init__(make_settings)
-        self._observer = _AfterSteps(self, set(state.parameters.values()))
+        self._observed = set(state.parameters.values())
+        ExchangeReporter.__init__(self, make_settings)
+        StepObserver.__init__(self)
 
     @property
     def _exchange(self) -> Exchange:
@@ -225,7 +225,7 @@ class GradientReporter(ExchangeReporter):
 
     def _statistics(self, steps: int) -> Dict[str, Any]:
         sizes = staging.sizes_of(self._parameters)
-        return statistics.of_step(self._exchange.transfers, sizes, False, window=self._window)
+        return statistics.of_step(self._exchange.transfers, sizes, True, window=self._window)
 
     def begin(self) -> None:
         super().begin()
@@ -236,19 +236,11 @@ class GradientReporter(ExchangeReporter):
     ) -> Optional[Callable[[], None]]:
         return super().measure(lane, tensors, *details) if self.is_due else None
 
-    def end_with(self, optimizer: Optimizer, parameters: Container[torch.Tensor]) -> None:
-        """End the step unless updates are late: `begin` then ends it, when all have been made."""
-        if self.is_due and not self._gradients.updates_late and steps_any(optimizer, parameters):
-            self.end()
-
-
-class _AfterSteps(StepObserver):
-    def __init__(self, reporter: GradientReporter, parameters: Container[torch.Tensor]) -> None:
-        super().__init__()
-        self._reporter, self._parameters = weakref.proxy(reporter), parameters
-
     def after_step(self, optimizer: Optimizer) -> None:
-        self._reporter.end_with(optimizer, self._parameters)
+        """End the step unless updates are late: `begin` then ends it, when all have been made."""
+        late = self._gradients.updates_late
+        if self.is_due and not late and steps_any(optimizer, self._observed):
+            self.end()
 
 
 class AlgorithmReporter(ExchangeReporter):
@@ -272,7 +264,7 @@ class AlgorithmReporter(ExchangeReporter):
 
     def _statistics(self, steps: int) -> Dict[str, Any]:
         sizes, transfers = staging.sizes_of(self._state.parameters), self._state.of_rounds.transfers
-        return statistics.of_step(transfers, sizes, False, steps, window=self._window)
+        return statistics.of_step(transfers, sizes, True, steps, window=self._window)
 
     def begin(self) -> None:
         super().begin()

@@ -37,7 +37,7 @@ from ...auto.algorithms import automatic
 from ...exchange import plan, statistics
 from ...exchange.agreement import Facts
 from ...exchange.plan import Tensor
-from ...exchange.statistics import Size, Window
+from ...exchange.statistics import STATS, Size, Window
 from ...mailbox.driver import MailboxDriver
 from ...options import require_different
 from ...state import LOCAL, OF_ALL, Arrays, Key
@@ -233,7 +233,7 @@ class AlgorithmAveraging(Averaging):
             self._driver.set_epoch(epoch)
 
     def stats_of_step(
-        self, reset: bool = False, window: Optional[Window] = None, steps: int = 0
+        self, reset: bool = False, window: Window = STATS, steps: int = 0
     ) -> Dict[str, Any]:
         if self.run is None:
             return super().stats_of_step(reset, window, steps)

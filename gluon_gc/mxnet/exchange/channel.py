@@ -36,7 +36,6 @@ class Metered:
         check_call(_LIB.MXNDArrayGetData(meter.handle, ctypes.byref(address)))
         memory = (ctypes.c_double * meter.size).from_address(address.value)
         self._now = np.ctypeslib.as_array(memory)  # valid while the meter lives
-        self._before: Dict[str, float] = {}  # subtracted in `done`
 
     def since(self, earlier: Optional[Mapping[str, float]]) -> Dict[str, float]:
         """The differences of the meter's fields from an earlier result of `since(None)`.
@@ -46,19 +45,11 @@ class Metered:
         so_far, earlier = operators.read_meter(self._meter), earlier or {}
         return {field: so_far[field] - earlier.get(field, 0) for field in so_far}
 
-    def done(self) -> Dict[str, float]:
-        """The meter's fields since `count_again`; waits until all operators have run."""
-        return self.since(self._before)
-
     def under_way(self) -> Tuple[int, bool]:
         """The number of messages, and whether the last answer is missing. It does not wait."""
         calls = int(self._now[0])
         _, begin, end = self._now[len(METER) + 3 * (calls % KEPT_SPANS) :][:3]
         return calls, calls > 0 and bool(begin == end)
-
-    def count_again(self) -> None:
-        """Restart `done` from zero. The meter itself goes on, because errors name its step."""
-        self._before = self.since(None)
 
     def spans(self, steps: float) -> Dict[int, Tuple[float, float]]:
         """Begin and end of this number of latest steps, if kept, in seconds, by step number."""

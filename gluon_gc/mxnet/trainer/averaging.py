@@ -29,7 +29,7 @@ from mxnet.optimizer import Optimizer
 from ...compression.learning_rates import LearningRates
 from ...exchange.agreement import Facts
 from ...exchange.plan import Tensor
-from ...exchange.statistics import Window
+from ...exchange.statistics import STATS, Window
 from ...mailbox import Run
 from ...state import Arrays, Key
 from ..exchange.exchange import Exchange
@@ -154,7 +154,7 @@ class Averaging(ABC):
         self.exchange.channels.set_epoch(self.names(), epoch)
 
     def stats_of_step(
-        self, reset: bool = False, window: Optional[Window] = None, steps: int = 0
+        self, reset: bool = False, window: Window = STATS, steps: int = 0
     ) -> Dict[str, Any]:
         """See `DistributedTrainer.compression_stats`, and `reports.stats_of_step`."""
         tensors = {self.called(*key): tensor for key, tensor in self.tensors.items()}

@@ -53,7 +53,7 @@ class TrainerReporter(Reporter):
         self._averages: List[Tuple[NDArray, NDArray]] = []
         exchange = averaging.exchange
         super().__init__(make_settings, exchange.rank, exchange.local_rank, self._agree, _WRITERS)
-        averaging.stats_of_step(window=self._window)  # the first report begins here
+        averaging.stats_of_step(True, self._window)  # the first report begins here
 
     def _agree(self, facts: Facts) -> None:
         self._averaging.exchange.agree("report", facts)
@@ -74,7 +74,7 @@ class TrainerReporter(Reporter):
         errors = [_difference(average, exact) for average, exact in self._averages]
         for kept in (self._seen, self._norms, self._averages):
             kept.clear()
-        total = averaging.stats_of_step(window=self._window, steps=steps)["total"]
+        total = averaging.stats_of_step(True, self._window, steps=steps)["total"]
         seconds = total.get("exchange_seconds", 0.0)  # missing with a mailbox
         return Measured(averaging.steps, total, seconds, residuals, errors)
 

@@ -11,7 +11,6 @@ from typing import (
     Iterator,
     List,
     Mapping,
-    Optional,
     Tuple,
 )
 
@@ -78,22 +77,19 @@ def stats_of_step(
     exchange: Exchange,
     tensors: Mapping[str, Tensor],
     reset: bool = False,
-    window: Optional[statistics.Window] = None,
+    window: statistics.Window = statistics.STATS,
     steps: int = 0,
 ) -> Dict[str, Any]:
     """The average stats of a step, for each tensor and in total; waits for exchanges.
 
-    The steps are those since the last `reset` or, with a `window`, since the last call with it.
+    The steps are those since the last `reset` of the window.
     `steps`: their number; 0: only the steps count in which a tensor was exchanged.
     """
     names = {tensor.name for tensor in tensors.values()}
     channels = exchange.channels.of(names)
-    done = {c: c.done() if window is None else window.of(c) for c in channels}
+    done = {channel: window.of(channel, reset) for channel in channels}
     measured = statistics.by_tensor(_messages(exchange, done, steps))
     exposed, exchanging = _seconds(done, steps)
-    if reset:
-        for channel in channels:
-            channel.count_again()
     return statistics.report(
         {
             called: statistics.Size(tensor.num_bytes, tensor.size)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ...algorithms import Algorithm
 from ...algorithms.requirements import require_on_nonfinite
+from ..gradients.optimizer_hooks import without_gradients
 from ..gradients.scaler import if_enabled
 from ..gradients.settings import checked_passes
 from ..optimizer.copies import Distributed, kind_of
@@ -132,21 +133,9 @@ def _step_of_all(optimizer: Stepping, closure: Optional[Callable[[], Any]]) -> A
     with _unscaled(optimizer) as overflows:
         made = optimizer._algorithm.step(lambda: updates.append(optimizer._update()), overflows)
         if made and not updates:
-            _call_hooks(optimizer)
+            with without_gradients(_parameters(optimizer)):
+                optimizer._update()  # it only calls hooks
     return loss
-
-
-def _call_hooks(optimizer: Stepping) -> None:
-    """Call the hooks of an optimizer's step. Without gradients, its step does nothing else."""
-    parameters = _parameters(optimizer)
-    gradients = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        optimizer._update()
-    finally:
-        for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = gradient
 
 
 @contextmanager

@@ -36,24 +36,9 @@ class Rendezvous(NamedTuple):
     size: int
 
 
-class _Member:
-    """This worker in a cluster with a scheduler. The scheduler ends all nodes when one fails."""
-
-    def __init__(self, lifeline: Lifeline, store: Optional[dist.TCPStore]) -> None:
-        self.lifeline, self.store = lifeline, store
-
-    def close(self) -> None:
-        """Leave the cluster. The scheduler ends when all nodes have left."""
-        self.lifeline.close()
-
-    def abandon(self, why: str) -> None:
-        """Leave at once because of an error. All other nodes end, with the reason `why`."""
-        self.lifeline.abandon(why)
-        ending().abandoned()
-
-
 _joined: Optional[Rendezvous] = None  # a process joins the others once
-_member: Optional[_Member] = None
+_lifeline: Optional[Lifeline] = None  # in a cluster with a scheduler
+_own_store: Optional[dist.TCPStore] = None  # of worker 0 in such a cluster
 _resumptions = itertools.count()  # numbers the calls of go_on, so that each has its own store keys
 
 
@@ -122,18 +107,16 @@ def _require_different(claims: Sequence[Tuple[int, int]], size: int) -> None:
 
 def join_scheduler() -> None:
     """Report this PyTorch worker to the scheduler, if there is one."""
-    global _member
-    if _member is not None or not _has_scheduler():
+    global _lifeline, _own_store
+    if _lifeline is not None or not _has_scheduler():
         return
-    cluster = env.cluster()
-    store = address = None
+    cluster, address = env.cluster(), None
     if cluster.rank == 0:
         host = env.get("DMLC_NODE_HOST") or _own_address(cluster)
-        store = _reach(host, 0, 0, cluster.total_workers)  # port 0: any free port
-        address = host, store.port
-    lifeline = join_cluster(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"), "torch", address)
-    _member = _Member(lifeline, store)
-    ending().set_backend(_member)
+        _own_store = _reach(host, 0, 0, cluster.total_workers)  # port 0: any free port
+        address = host, _own_store.port
+    _lifeline = join_cluster(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"), "torch", address)
+    ending().set_backend(_lifeline)
 
 
 def _has_scheduler() -> bool:
@@ -149,8 +132,8 @@ def _join(timeout: timedelta) -> Rendezvous:
         return Rendezvous(dist.HashStore(), 0, 1)
     env.export_local(worker.local_rank, worker.local_size)
     groups.TRANSPORT.prepare()
-    if _member is not None:
-        store = _member.store or _reach(*_member.lifeline.store, worker.rank, worker.size)
+    if _lifeline is not None:
+        store = _own_store or _reach(*_lifeline.store, worker.rank, worker.size)
     elif worker.launcher == "torchrun" and env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
         return Rendezvous(*next(dist.rendezvous("env://", timeout=timeout)))
     else:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import itertools
 from datetime import timedelta
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Tuple, TypeVar, Union
 
 import torch.distributed as dist
 
 from ... import env
 from ...log import logger
-from ...mailbox import current, disconnect
+from ...mailbox import connect, current, disconnect, requested
 from .. import closing
 from ..transport import groups
-from . import rendezvous, sites
+from ..watchdog import waiting
+from . import rendezvous
+
+Answer = TypeVar("Answer")
 
 _rounds = itertools.count()  # numbers the calls of init, so that each has its own store keys
 
@@ -68,7 +71,33 @@ def init(
         store, rank, size = rendezvous.join(timeout)
         store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
         dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
-    sites.connect(mailbox, settings)
+    url = requested(mailbox, settings)
+    if url:
+        site = Site() if dist.get_world_size() > 1 else None
+        connect(url, "torch", site=site, **settings)
+
+
+class Site:
+    """`mailbox.Site` of the workers of torch.distributed. All call `share` together."""
+
+    def __init__(self) -> None:
+        self.is_first, self.size = dist.get_rank() == 0, dist.get_world_size()
+        self._group, _ = groups.take(range(self.size), everybody=True)
+
+    def share(self, make: Callable[[], Answer]) -> Answer:
+        shared: Tuple[Optional[Answer], Optional[BaseException]] = None, None
+        if self.is_first:
+            try:
+                shared = make(), None
+            except Exception as error:
+                shared = None, error
+        received = [shared]
+        with waiting(lambda: "a worker waits for what worker 0 of its site learns"):
+            dist.broadcast_object_list(received, src=0, group=self._group)
+        answer, error = received[0]
+        if error is not None:
+            raise error
+        return answer
 
 
 def shutdown() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from types import MethodType
 from typing import (
@@ -13,6 +14,7 @@ from typing import (
     Collection,
     Container,
     Dict,
+    Iterator,
     List,
     Mapping,
     Optional,
@@ -54,6 +56,19 @@ def param_groups(optimizer: Optimizer) -> List[dict]:
     """Return an optimizer's parameter groups without the side effects of reading its attribute."""
     contents = vars(optimizer)  # without it, the attribute is a property of a class like Lookahead
     return contents["param_groups"] if "param_groups" in contents else optimizer.param_groups
+
+
+@contextmanager
+def without_gradients(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Return a context in which these parameters have no gradients."""
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
 
 
 def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> None:

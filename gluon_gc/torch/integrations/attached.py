@@ -53,22 +53,22 @@ class AttachedCompression:
             self.state = CompressionState(
                 named, compression_params, optimizer, grad_scaler=grad_scaler, **options
             )
-            self._register(compression_hook)
+            hook = compression_hook
         else:
             if optimizer is None:
                 raise ValueError("an algorithm needs a training loop with one optimizer")
             options = {"compression_params": compression_params, "algorithm": algorithm, **options}
             DistributedOptimizer(optimizer, named, **options)
             self.state = inner.compression_state
-            self._register(local_gradients_hook)
-            if not self.model.static_graph:  # DDP cannot begin a static graph within no_sync
-                self._without_ddp.enter_context(self.model.no_sync())
-        self.reporter = None if report is None else self._reported(report)
-
-    def _reported(self, arguments: Mapping[str, Any]) -> Reporter:
-        """Return the result of `report`. If it raises, close the state."""
+            hook = local_gradients_hook
+        self.reporter: Optional[Reporter] = None
         try:
-            return reports.report(self.state, **arguments)
+            self.model.register_comm_hook(self.state, hook)
+            # DDP cannot begin a static graph within no_sync.
+            if algorithm is not None and not self.model.static_graph:
+                self._without_ddp.enter_context(self.model.no_sync())
+            if report is not None:
+                self.reporter = reports.report(self.state, **report)
         except BaseException:
             self.close()
             raise
@@ -80,14 +80,6 @@ class AttachedCompression:
         """
         if isinstance(self.state, AlgorithmState) and not self.model.static_graph:
             self.model.require_backward_grad_sync = False
-
-    def _register(self, hook: Callable[..., Any]) -> None:
-        """Register a communication hook with the state. If DDP refuses it, close the state."""
-        try:
-            self.model.register_comm_hook(self.state, hook)
-        except BaseException:
-            self.state.close()
-            raise
 
     @property
     def _exchange(self) -> Exchange:

@@ -80,7 +80,7 @@ class Shards:
     def chunks(
         self, worker: int, like: torch.Tensor, exchange: Exchange, draws: bool
     ) -> Dict[str, List[ExchangedChunk]]:
-        """Return the chunks of a worker's shards, with own coders, by the names of the shards.
+        """Return the chunks of a worker's shards, with new coders, by the names of the shards.
 
         `draws`: compressors may draw random numbers. All workers call this. `like`: see `cut`.
         """

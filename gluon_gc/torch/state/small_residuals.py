@@ -99,13 +99,8 @@ class SmallResiduals:
 
         `continues`: `take_back` also undoes the call before, for the residuals of these tensors.
         """
-        with self._order.queue():
-            gpu.record((*self._now, *self._before))
-            for blocks in self._of(continues):
-                for now, before in zip(self._now, self._before):
-                    now[blocks] = before[blocks]
-            self._before = self._now
-        self._now = self._rounded()
+        self.take_back(continues)
+        self._before, self._now = self._now, self._rounded()
 
     def take_back(self, tensors: Collection[str]) -> None:
         """Return to the residuals before the last `compact`, for these tensors."""

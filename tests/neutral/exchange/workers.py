@@ -123,7 +123,7 @@ class TwoLevels:
 
 
 class AllReduce:
-    """`transport.Work`: sums in the order of ranks."""
+    """The result of `all_reduce`: sums in the order of ranks."""
 
     def __init__(self, members: Members, values: np.ndarray) -> None:
         self._members, self._values = members, values

@@ -192,7 +192,7 @@ class ParameterServer(HierarchicalExchange):
         super()._take_back(channels)
         try:  # a server must not take an exchange back while it aggregates
             for channel in channels:
-                channel.done()
+                channel.since(None)  # waits
         finally:
             self._tell_aggregators("take_back", channels)
 
