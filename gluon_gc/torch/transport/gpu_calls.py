@@ -1,11 +1,13 @@
-"""`exchange.arrays.Calls` for values on a GPU."""
+"""PyTorch's tensors as `exchange.arrays.Arrays`, and `Calls` for values on a GPU."""
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
-from typing import Any, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -13,15 +15,104 @@ import torch
 from ... import kernels
 from ...compression import CompressionParams
 from ...compression import stream as streams
-from ...exchange.arrays import Positions, Ratios, States
+from ...compression.base import Compressor
+from ...exchange.arrays import Calls, Order, Positions, Ratios, States
 from ...exchange.chunk import ExchangedChunk
 from ...exchange.coder import Coder
 from ...exchange.coding import Buffers, HostCalls, batch_of_aggregators, batch_of_answers, finite
+from ...exchange.collectives import Collectives
 from ...exchange.job import Job
 from ...kernels.library import TICKET_BYTES, Status
-from . import gpu
+from . import gpu, nccl
+from .members import GroupMembers
 
 _ALIGNMENT = 64  # bytes, of a workspace
+
+
+class _HostOrder:
+    """`Order` of work in host memory."""
+
+    queue = staticmethod(nullcontext)
+
+
+class Tensors:
+    """`Arrays` for the members of an exchange."""
+
+    host = None  # tensors of an emulated GPU are CPU tensors
+    address = staticmethod(torch.Tensor.data_ptr)
+    copy = staticmethod(gpu.copy_scaled)
+    check_finite = staticmethod(gpu.check_finite)
+
+    def memory(
+        self, size: int, device: Optional[torch.device] = None
+    ) -> Union[np.ndarray, torch.Tensor]:
+        if device is None:
+            return gpu.memory(size)
+        with gpu.queue(device):
+            return torch.zeros(size, dtype=torch.uint8, device=device)
+
+    def view(self, room: Union[np.ndarray, torch.Tensor], dtype: str) -> torch.Tensor:
+        room = torch.from_numpy(room) if isinstance(room, np.ndarray) else room
+        return room.view(getattr(torch, dtype))
+
+    def order(self, device: Optional[torch.device], memory: Iterable[torch.Tensor]) -> Order:
+        if device is None:
+            return _HostOrder()
+        with gpu.queue(device):
+            return gpu.Order(device, memory)
+
+    def itemsize(self, dtype: str) -> int:
+        return getattr(torch, dtype).itemsize
+
+    def multiply(self, values: torch.Tensor, factor: float) -> None:
+        values *= factor
+
+    def zero(self, values: torch.Tensor) -> None:
+        values.zero_()
+
+    def sum_rows(self, rows: torch.Tensor, total: torch.Tensor) -> None:
+        small = rows.itemsize < 4
+        added = rows[0].float() if small else total.copy_(rows[0])
+        for row in rows[1:]:
+            added += row
+        if small:
+            total.copy_(added)
+
+    def in_host_memory(self, device: torch.device) -> bool:
+        return gpu.in_host_memory(device)
+
+    def keeps_payloads(self, device: torch.device, compressor: Optional[Compressor]) -> bool:
+        if not nccl.is_chosen() or gpu.in_host_memory(device):
+            return False
+        return compressor is None or gpu.has_kernels(device, compressor)
+
+    def coder(
+        self,
+        device: torch.device,
+        params: CompressionParams,
+        n: int,
+        dtype: str,
+        start: Optional[streams.State] = None,
+        decodes_only: bool = False,
+    ) -> Coder:
+        if device is not None and gpu.has_kernels(device, params.compressor):
+            return GpuCoder(device, params, n, dtype, start, decodes_only)
+        return Coder(params, n, dtype, start, decodes_only)
+
+    def calls(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> Calls:
+        first = chunks[0]
+        if first.on_gpu:
+            return BetweenGpus(chunks, buffers)
+        if first.device is None or gpu.in_host_memory(first.device):
+            return HostCalls(chunks, buffers)
+        return (OnGpu if isinstance(first.coder, GpuCoder) else ByHost)(chunks, buffers)
+
+    def device_collectives(self, device: torch.device, members: GroupMembers) -> Collectives:
+        first, second = members.nccl_groups()
+        return Collectives(
+            partial(nccl.GpuToOwners, group=first, device=device),
+            partial(nccl.GpuToAll, group=second, device=device),
+        )
 
 
 class GpuCoder(Coder):
