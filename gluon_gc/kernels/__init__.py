@@ -7,7 +7,6 @@ from .framing import (
     frame,
     frame_bytes,
     frame_words,
-    framed,
     message_rows,
     row_list_bytes,
     rows_head_bytes,
@@ -27,8 +26,8 @@ from .library import (
     runs_on_gpu,
 )
 from .low_rank import accumulate, multiply, orthonormalise, project
-from .stream import draw, jump, jump_to_worker, position
-from .values import float_from_half, half_from_float, sum_of_squares, values_finite
+from .stream import jump, jump_to_worker, position
+from .values import sum_of_squares, values_finite
 
 __all__ = [
     "PATH",
@@ -46,13 +45,9 @@ __all__ = [
     "addresses",
     "as_text",
     "compressors",
-    "draw",
-    "float_from_half",
     "frame",
     "frame_bytes",
     "frame_words",
-    "framed",
-    "half_from_float",
     "isas",
     "jump",
     "jump_to_worker",

@@ -7,7 +7,7 @@ from typing import Optional, Sequence, Tuple
 
 import numpy as np
 
-from .codec import Codec, State, addresses, aligned_zeros
+from .codec import Codec, aligned_zeros
 from .library import Call, Position, StateAddresses, Status, address_of, check, library
 
 
@@ -59,8 +59,6 @@ class Batch:
         "compress", "aggregate", "decompress" or "inspect".
     codecs : sequence of Codec
         Codecs for the CPU.
-    states : sequence of State, optional
-        The state of each codec, for "compress" and "aggregate". It is updated in place.
     payload : sequence of array of uint8, shape (payload_bytes,), optional
         Where each codec writes its payload.
     payloads : sequence of array of uint8, shape (count, bytes), optional
@@ -78,7 +76,6 @@ class Batch:
         self,
         function: str,
         codecs: Sequence[Codec],
-        states: Optional[Sequence[State]] = None,
         payload: Optional[Sequence[np.ndarray]] = None,
         payloads: Optional[Sequence[np.ndarray]] = None,
         workspaces: Optional[Sequence[int]] = None,
@@ -93,13 +90,11 @@ class Batch:
             workspaces = [workspace.ctypes.data] * count
         self._codecs = codecs
         self._columns = np.frombuffer(self._calls, _COLUMNS) if count else np.empty(0, _COLUMNS)
-        self._kept = [states, payload, payloads, workspace]  # the calls hold their addresses
+        self._kept = [payload, payloads, workspace]  # the calls hold their addresses
         for i, (call, codec) in enumerate(zip(self._calls, codecs)):
             call.threads = 1
             call.workspace = workspaces[i]
             call.status = ctypes.pointer(self.statuses[i])
-            if states is not None:
-                call.state = addresses(codec, states[i])
             if payload is not None:
                 call.payload = address_of(
                     "payload", payload[i], codec.payload_bytes, np.uint8, writes=True
@@ -133,9 +128,8 @@ class Batch:
         ratios : sequence of float, optional
             The ratio of each codec, 1 if omitted. See `Codec.compress`.
         states : sequence of StateOfCall, optional
-            For each codec, the state that this call writes, and the `earlier` state of
-            `Codec.compress`. The caller keeps the arrays. By default the states of the constructor
-            are updated in place.
+            For each codec, the state that "compress" or "aggregate" writes, and the `earlier` state
+            of `Codec.compress`. The caller keeps the arrays.
 
         Raises
         ------

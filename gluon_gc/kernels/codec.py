@@ -195,11 +195,6 @@ class Codec:
             )
         return used
 
-    def valid(self, payload: np.ndarray) -> bool:
-        """Whether an array of uint8 begins with a payload that this codec can decode."""
-        address = address_of("payload", payload, payload.size, np.uint8)
-        return bool(library.gluon_gc_valid(self._handle, address, payload.size))
-
     @property
     def handle(self) -> ctypes.c_void_p:
         """The library's pointer to this codec."""
@@ -290,50 +285,6 @@ class Codec:
         )
         return payload, status
 
-    def aggregate(
-        self,
-        payloads: np.ndarray,
-        state: State = _NOTHING,
-        position: Position = _START,
-        *,
-        payload: Optional[np.ndarray] = None,
-        threads: int = 1,
-        earlier: Optional[State] = None,
-    ) -> Tuple[np.ndarray, Status]:
-        """Decode payloads, add them in the order of their rows, and compress the sum.
-
-        Parameters
-        ----------
-        payloads : array of uint8, shape (count, bytes)
-            Each row must be contiguous.
-        payload : array of uint8, shape (payload_bytes,), optional
-            Where to write. By default a new array.
-        earlier : State, optional
-            See `compress`.
-
-        Returns
-        -------
-        payload, status
-            See `compress`.
-
-        Raises
-        ------
-        ValueError
-            A payload is not `valid`.
-        """
-        payload = output_of("payload", payload, self.payload_bytes, np.uint8)
-        status = self._run(
-            "aggregate",
-            state,
-            scale=1.0,
-            position=position,
-            payload=payload.ctypes.data,
-            threads=threads,
-            earlier=earlier,
-            **self.rows(payloads),
-        )
-        return payload, status
-
     def decompress(
         self,
         payloads: np.ndarray,
@@ -364,7 +315,7 @@ class Codec:
         Raises
         ------
         ValueError
-            A payload is not `valid`.
+            A payload cannot be decoded.
         """
         out = output_of("out", out, self.n, self.dtype)
         status = self._run(

@@ -95,9 +95,3 @@ def unframe(
         isa_number(isa),
     )
     return out
-
-
-def framed(words: np.ndarray, *, isa: Optional[str] = None) -> bool:
-    """Whether all uint32 words have the form that `frame` writes."""
-    address = address_of("words", words, words.size, np.uint32)
-    return bool(library.gluon_gc_framed(address, words.size, isa_number(isa)))

@@ -1,4 +1,4 @@
-"""The random stream, xorshift128+: positions, draws, and jumps over many draws."""
+"""The random stream, xorshift128+: positions, and jumps over many draws."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ from .library import Position, address_of, library
 def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:
     """The position in the random stream that is `draws` draws after a state of two words."""
     return Position((ctypes.c_uint64 * 2)(*map(int, state)), draws)
-
-
-def draw(position: Position, n: int) -> np.ndarray:
-    """The next n draws from a position. Array of uint64."""
-    draws = np.empty(n, np.uint64)
-    library.gluon_gc_draw(position, n, draws.ctypes.data)
-    return draws
 
 
 def jump(state: np.ndarray, count: int) -> None:

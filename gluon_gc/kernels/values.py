@@ -1,4 +1,4 @@
-"""Casts to and from float16, checks for values that are not finite, and sums of squares."""
+"""Checks for values that are not finite, and sums of squares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Optional
 
 import numpy as np
 
-from .library import address_of, isa_number, library, output_of
+from .library import address_of, isa_number, library
 
 
 def values_finite(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None) -> bool:
@@ -29,35 +29,3 @@ def sum_of_squares(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None
         raise TypeError(f"x must be float32 or float64, got {x.dtype}")
     address = address_of("x", x, x.size, x.dtype)
     return library.gluon_gc_sum_of_squares(address, x.size, x.itemsize, threads, isa_number(isa))
-
-
-def half_from_float(
-    x: np.ndarray,
-    scale: float = 1.0,
-    *,
-    out: Optional[np.ndarray] = None,
-    threads: int = 1,
-    isa: Optional[str] = None,
-) -> np.ndarray:
-    """``x * scale`` of a float32 array as float16, rounded to nearest, ties to even."""
-    out = output_of("out", out, x.size, np.float16)
-    library.gluon_gc_half_from_float(
-        address_of("x", x, x.size, np.float32),
-        x.size,
-        scale,
-        out.ctypes.data,
-        threads,
-        isa_number(isa),
-    )
-    return out
-
-
-def float_from_half(
-    x: np.ndarray, *, out: Optional[np.ndarray] = None, threads: int = 1, isa: Optional[str] = None
-) -> np.ndarray:
-    """A float16 array as float32."""
-    out = output_of("out", out, x.size, np.float32)
-    library.gluon_gc_float_from_half(
-        address_of("x", x, x.size, np.float16), x.size, out.ctypes.data, threads, isa_number(isa)
-    )
-    return out

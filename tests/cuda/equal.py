@@ -22,6 +22,7 @@ from tests.neutral.compressors.cases import (
 )
 from tests.neutral.compressors.distributions import DISTRIBUTIONS
 from tests.neutral.kernels import arrays
+from tests.neutral.kernels.bindings import aggregate
 
 SIZES = (0, 1, 31, 32, 33, 1023, 1024, 1025, 3 * 1024 + 40, 9 * 1024)
 RATIOS = (1.0, 0.5, 1.0, 2.0, 2.0)
@@ -131,8 +132,8 @@ def check(
         assert arrays.same_bits(out, expected), f"{count} payloads decode to something else"
         assert (there.bytes, there.finite) == (here.bytes, here.finite), "another status of a sum"
     if not cpu.traits.summable:
-        payload, status = gpu.aggregate(payloads, other, where, earlier=theirs)
-        ours, expected = cpu.aggregate(rows, state, where)
+        payload, status = aggregate(gpu, payloads, other, where, earlier=theirs)
+        ours, expected = aggregate(cpu, rows, state, where)
         used = int(expected.bytes)
         assert np.array_equal(payload[:used], ours[:used]), "another aggregate"
         assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
@@ -221,10 +222,10 @@ def check_together(name: str, given: Mapping[str, Any], dtype: Any) -> None:
     if not gpu[0].traits.summable:
         with together("aggregate"):
             answers = [
-                codec.aggregate(*given) for codec, *given in zip(gpu, messages, states, where)
+                aggregate(codec, *given) for codec, *given in zip(gpu, messages, states, where)
             ]
         for i, (payload, status) in enumerate(answers):
-            ours, wrote = cpu[i].aggregate(messages[i], expected[i], where[i])
+            ours, wrote = aggregate(cpu[i], messages[i], expected[i], where[i])
             assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes]), "another aggregate"
             assert same_states(states[i], expected[i]), "another state of the aggregator"
     for workspace in workspaces:

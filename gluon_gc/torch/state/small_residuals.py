@@ -79,11 +79,6 @@ class SmallResiduals:
             coder.use_memory(memory.numpy() if coder.device is None else memory)
         self._now = self._before = self._rounded()
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are kept between two steps."""
-        return sum(array.nbytes for array in (*self._now, *self._before))
-
     def expand(self, undone: Collection[str] = ()) -> None:
         """Decode the residuals into the scratch memory; those of `undone` as before the step."""
         with self._order.queue():

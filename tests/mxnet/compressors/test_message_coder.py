@@ -20,6 +20,7 @@ from gluon_gc.mxnet.exchange.channel import Channel
 from gluon_gc.mxnet.exchange.coder import MessageCoder, Part
 from gluon_gc.mxnet.exchange.gradient import Gradient, Job
 from tests.neutral.compressors.cases import RATIOS, START, each_compressor, options_of
+from tests.neutral.kernels.bindings import aggregate, half_from_float, valid
 
 from .unmetered import Node
 
@@ -64,7 +65,7 @@ class Numpy:
         """Return a payload for each chunk, of the sum over the nodes."""
         self.move_on()
         nodes = zip(self.codecs, zip(*payloads), self.states, self.positions)
-        return [codec.aggregate(np.stack(rows), state, p)[0] for codec, rows, state, p in nodes]
+        return [aggregate(codec, np.stack(rows), state, p)[0] for codec, rows, state, p in nodes]
 
     def decompress(self, payloads: List[List[np.ndarray]]) -> List[np.ndarray]:
         """Return the sum of the nodes' payloads, in gradients that contained 7 before."""
@@ -120,7 +121,7 @@ class Message(NamedTuple):
     def gradients_with(self, chunks: List[np.ndarray]) -> List[np.ndarray]:
         results = [np.full_like(gradient, 7) for gradient in self.gradients(0)]
         for (i, at), chunk in zip(self.offsets, chunks):
-            cast = kernels.half_from_float(chunk) if self.dtype == "float16" else chunk
+            cast = half_from_float(chunk) if self.dtype == "float16" else chunk
             results[i][at : at + chunk.size] = cast
         return results
 
@@ -453,7 +454,7 @@ def test_a_payload_that_is_none_is_an_error_that_says_which(name):
     sent = compressed(codec, message).asnumpy()
     good = sent.view(np.uint8)
     bad = np.full_like(good, 255)
-    if numpy.valid(bad):  # all bytes are valid payloads
+    if valid(numpy, bad):  # all bytes are valid payloads
         start = kernels.position(message.starts(0)[0])
         got = decompressed(codec, [mx.nd.array(bad.view(sent.dtype), dtype=sent.dtype)], message)
         assert_same(got, message.gradients_with([numpy.decompress(bad, start)[0]]))

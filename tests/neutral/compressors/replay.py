@@ -7,6 +7,7 @@ from typing import Any, Iterable, Mapping, Optional, Tuple
 import numpy as np
 
 from gluon_gc import kernels
+from tests.neutral.kernels.bindings import draw
 
 
 class Replay:
@@ -50,7 +51,7 @@ class Replay:
         """Return the stream's next draws."""
         position = kernels.position(self.start, self.drawn)
         self.drawn += count
-        return kernels.draw(position, count)
+        return draw(position, count)
 
 
 def bytes_of(*arrays: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ import pytest
 
 from gluon_gc import kernels
 from tests.compressors import COMPRESSORS
+from tests.neutral.kernels.bindings import aggregate, in_place
 
 from .cases import same_states
 
@@ -28,7 +29,8 @@ def test_a_batch_makes_the_bytes_and_the_state_that_single_calls_make(example):
     codecs, alone = made(name, params), made(name, params)
     states, of_alone = [c.state() for c in codecs], [c.state() for c in alone]
     rooms = [np.zeros(codec.payload_bytes, np.uint8) for codec in codecs]
-    compress = kernels.Batch("compress", codecs, states, rooms)
+    compress = kernels.Batch("compress", codecs, rooms)
+    at_states = in_place(codecs, states)
     decompress = kernels.Batch("decompress", codecs, payloads=[room[None] for room in rooms])
     for step in range(4):
         if step == 3:  # the batch follows a codec's new options
@@ -39,7 +41,7 @@ def test_a_batch_makes_the_bytes_and_the_state_that_single_calls_make(example):
         values = [random.standard_normal(n).astype(np.float32) for n in SIZES]
         positions = [kernels.position((3, 4), step * codec.draws) for codec in codecs]
         addresses = [array.ctypes.data for array in values]
-        compress(addresses, positions, scale=0.5, ratios=ratios)
+        compress(addresses, positions, scale=0.5, ratios=ratios, states=at_states)
         decoded = [np.empty(n, np.float32) for n in SIZES]
         decompress([array.ctypes.data for array in decoded], positions)
         for i, codec in enumerate(alone):
@@ -63,7 +65,7 @@ def test_a_batch_writes_the_state_of_each_codec_where_the_call_says():
         [kernels.StateReference(kernels.addresses(*pair)) for pair in zip(codecs, states)]
         for states in both
     ]
-    compress = kernels.Batch("compress", codecs, both[0], rooms)
+    compress = kernels.Batch("compress", codecs, rooms)
     for step in range(4):
         values = [np.random.default_rng(step).standard_normal(n).astype(np.float32) for n in SIZES]
         new, earlier = step % 2, 1 - step % 2
@@ -91,24 +93,25 @@ def test_a_batch_aggregates_rows_that_lie_apart():
             values = random.standard_normal(codec.n).astype(np.float32)
             row[:], _ = codec.compress(values, codec.state())
     rooms = [np.zeros(codec.payload_bytes, np.uint8) for codec in codecs]
-    kernels.Batch("aggregate", codecs, [c.state() for c in codecs], rooms, rows)()
+    states = [codec.state() for codec in codecs]
+    kernels.Batch("aggregate", codecs, rooms, rows)(states=in_place(codecs, states))
     for codec, of_codec, room in zip(codecs, rows, rooms):
-        expected, _ = codec.aggregate(np.ascontiguousarray(of_codec), codec.state())
+        expected, _ = aggregate(codec, np.ascontiguousarray(of_codec), codec.state())
         np.testing.assert_array_equal(room, expected)
 
 
 def test_what_does_not_fit_is_named_when_a_batch_is_made():
     codec = kernels.Codec("onebit", {"ef": "vanilla"}, 100)
     with pytest.raises(ValueError, match="memory must be"):
-        kernels.Batch("compress", [codec], [kernels.State()])
+        kernels.addresses(codec, kernels.State())
     with pytest.raises(ValueError, match="payload must have"):
-        kernels.Batch("compress", [codec], [codec.state()], [np.zeros(3, np.uint8)])
+        kernels.Batch("compress", [codec], [np.zeros(3, np.uint8)])
     with pytest.raises(ValueError, match="payloads must have at least"):
         kernels.Batch("decompress", [codec], payloads=[np.zeros((2, 3), np.uint8)])
 
 
 def test_a_batch_of_nothing_does_nothing():
-    kernels.Batch("compress", [], [], [])([])
+    kernels.Batch("compress", [], [])([])
 
 
 def test_a_payload_that_cannot_be_decoded_is_refused():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 from tests.neutral.kernels import arrays
+from tests.neutral.kernels.bindings import draw
 
 from . import replay
 from .distributions import DISTRIBUTIONS, assert_steps_equal_replay
@@ -86,7 +87,7 @@ def transform(x):
 
 def signs(block):
     """Return the signs of a rotation."""
-    draws = kernels.draw(SIGNS, 32)
+    draws = draw(SIGNS, 32)
     bits = draws[:, None] >> np.arange(64, dtype=np.uint64) & np.uint64(1)
     return 1 - 2.0 * bits.ravel()[:block].astype(np.float64)
 

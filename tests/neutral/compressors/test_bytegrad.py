@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as npst
 
 from gluon_gc import kernels
 from tests.neutral.kernels import arrays
+from tests.neutral.kernels.bindings import valid
 
 from . import replay
 from .cases import isas_of
@@ -177,7 +178,7 @@ def test_a_payload_that_has_another_length_than_it_must_is_refused(isa, dtype):
     head = codec.payload_bytes - 40
     for length in (0, 3, head, head + 39, head + 41, 2**32 - 1):
         payload[:4] = np.array([length], np.uint32).view(np.uint8)
-        assert not codec.valid(payload)
+        assert not valid(codec, payload)
 
 
 @given(st.data(), arrays.dtypes, st.sampled_from(isas))
@@ -189,4 +190,4 @@ def test_whether_there_are_bytes_follows_from_the_range(data, dtype, isa):
     payload = np.frombuffer(np.array([length], np.uint32).tobytes() + body, np.uint8)
     lo, hi = payload[4:head].copy().view(dtype)
     codec = kernels.Codec("bytegrad", {}, n, dtype, isa)
-    assert codec.valid(payload) == (length == (head + n if lo < hi else head))
+    assert valid(codec, payload) == (length == (head + n if lo < hi else head))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 from tests.neutral.kernels import arrays
+from tests.neutral.kernels.bindings import aggregate, valid
 
 from .cases import (
     RATIOS,
@@ -157,7 +158,7 @@ def test_aggregation_is_decompression_of_all_and_compression_with_their_ratio(na
     codec = case.codec()
     if codec.traits.summable:
         with pytest.raises(ValueError, match="summable payloads are added, not aggregated"):
-            codec.aggregate(np.zeros((2, codec.payload_bytes), np.uint8), codec.state())
+            aggregate(codec, np.zeros((2, codec.payload_bytes), np.uint8), codec.state())
         with pytest.raises(ValueError, match="summable payloads are decompressed one at a time"):
             codec.decompress(np.zeros((2, codec.payload_bytes), np.uint8))
         return
@@ -168,7 +169,7 @@ def test_aggregation_is_decompression_of_all_and_compression_with_their_ratio(na
         rows = compressed(case, codec, count, worker)
         if case.ratio_bytes:
             rows[:, :8] = np.array([ratio]).view(np.uint8)
-        payload, status = codec.aggregate(rows, ours, position, threads=case.threads)
+        payload, status = aggregate(codec, rows, ours, position, threads=case.threads)
         total, _ = codec.decompress(rows)
         again, _ = codec.compress(total, expected, position, ratio=ratio)
         assert np.array_equal(payload[: status.bytes], again[: status.bytes])
@@ -198,8 +199,8 @@ def test_a_call_can_read_one_state_and_write_another_with_the_same_bits(name, da
     if not codec.traits.summable:
         rows = compressed(case, codec, 2)
         before, state = copy_of(earlier), guard(garbage_like(earlier), guarded)
-        ours, wrote = codec.aggregate(rows, expected, position, threads=case.threads)
-        payload, _ = codec.aggregate(rows, state, position, threads=case.threads, earlier=earlier)
+        ours, wrote = aggregate(codec, rows, expected, position, threads=case.threads)
+        payload, _ = aggregate(codec, rows, state, position, threads=case.threads, earlier=earlier)
         assert np.array_equal(payload[: wrote.bytes], ours[: wrote.bytes])
         assert same_states(state, expected) and same_states(earlier, before)
     guarded.check()
@@ -229,7 +230,7 @@ def test_payloads_with_different_ratios_are_refused_since_learning_rates_differ(
     values, state = np.ones(100, np.float32), codec.state()
     rows = np.stack([codec.compress(values, state, ratio=ratio)[0] for ratio in (0.5, 0.5, 0.25)])
     said = "learning rates of workers differ: .* is 0.25 for payload 2, but 0.5 for payload 0"
-    for call in (lambda: codec.aggregate(rows, codec.state()), lambda: codec.decompress(rows)):
+    for call in (lambda: aggregate(codec, rows, codec.state()), lambda: codec.decompress(rows)):
         with pytest.raises(ValueError, match=said):
             call()
     codec.decompress(rows[:2])
@@ -298,12 +299,12 @@ def test_what_is_not_finite_shows_where_it_is_decoded_and_nothing_is_kept_of_it(
 
     assert wrote.finite == read.finite == 0
     assert not np.isfinite(out).all()
-    assert codec.valid(payload) and wrote.bytes <= codec.payload_bytes
+    assert valid(codec, payload) and wrote.bytes <= codec.payload_bytes
     assert same_states(state, codec.state())
     if not codec.traits.summable:
         rows = np.stack([codec.compress(case.values(), codec.state(), begin)[0], payload])
         _, summed = codec.decompress(rows)
-        answer, aggregated = codec.aggregate(rows, state, second)
+        answer, aggregated = aggregate(codec, rows, state, second)
         assert summed.finite == aggregated.finite == 0
         assert codec.decompress(answer, second)[1].finite == 0
         assert same_states(state, codec.state())
@@ -316,7 +317,7 @@ def decoded_between_fences(case, codec, payload):
     room = guarded.empty(codec.payload_bytes, np.uint8)
     room[: payload.size] = payload
     poison(codec, 0xFF)
-    if not codec.valid(room):
+    if not valid(codec, room):
         if codec.isa != "cuda":  # a GPU gets only valid payloads
             with pytest.raises(ValueError, match=f"payload 0 is not one of {case.n} elements"):
                 codec.decompress(room, position)
@@ -327,7 +328,7 @@ def decoded_between_fences(case, codec, payload):
         out[:] = 0
         codec.decompress(room, position, out=out, add=True, threads=case.threads)
         if not codec.traits.summable:
-            codec.aggregate(room[None], guard(codec.state(), guarded), position)
+            aggregate(codec, room[None], guard(codec.state(), guarded), position)
     guarded.check()
     return True
 
@@ -366,10 +367,10 @@ def test_a_payload_that_is_cut_off_is_refused(name, data):
     case = data.draw(cases(name, sizes=st.integers(1, 300)))
     codec = case.codec()
     payload, status = codec.compress(case.values(), codec.state(), *positions(codec, 1))
-    assert codec.valid(arrays.Guarded().copy(payload[: status.bytes]))
+    assert valid(codec, arrays.Guarded().copy(payload[: status.bytes]))
     for size in {0, 1, 3, 8, data.draw(st.integers(0, status.bytes - 1)), status.bytes - 1}:
         if size < status.bytes:
-            assert not codec.valid(arrays.Guarded().copy(payload[:size]))
+            assert not valid(codec, arrays.Guarded().copy(payload[:size]))
 
 
 @each_compressor

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gluon_gc import kernels
 from tests import dgc_replay
 from tests.neutral.kernels import arrays, sums
+from tests.neutral.kernels.bindings import valid
 
 from .distributions import DISTRIBUTIONS, N
 from .replay import low_bits_of, payload_bytes
@@ -280,7 +281,7 @@ def test_a_payload_that_would_be_decoded_out_of_bounds_is_refused(
     payload = dgc_replay.payload_of(indices, np.ones(2, value), 10, low_bits, length)
     with pytest.raises(ValueError, match="payload 0 is not one of 10 elements"):
         codec.decompress(payload)
-    assert not codec.valid(payload[:3])
+    assert not valid(codec, payload[:3])
 
 
 @arrays.each_isa
@@ -288,6 +289,6 @@ def test_a_payload_that_would_be_decoded_out_of_bounds_is_refused(
 def test_a_payload_with_another_number_of_indices_than_of_values_is_refused(isa, byte, bit):
     codec = kernels.Codec("dgc", {**PLAIN, "k": 2}, 10, isa=isa)
     payload = dgc_replay.payload_of([0, 9], np.ones(2, np.float32), 10, low_bits_of(10, 2))
-    assert codec.valid(payload)
+    assert valid(codec, payload)
     payload[4 + byte] ^= 1 << bit
-    assert not codec.valid(payload)
+    assert not valid(codec, payload)

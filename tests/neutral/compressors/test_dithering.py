@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 from tests.neutral.kernels import arrays, sums
+from tests.neutral.kernels.bindings import draw
 
 from .cases import isas_of
 from .dithering_replay import Config, Replay
@@ -181,4 +182,4 @@ def test_the_sequence_is_drawn_side_by_side(isa, n, threads):
     codec = codec_of(Config(1), n, isa=isa)
     payload, _ = codec.compress(x, position=position, threads=threads)
     up = codec.decompress(payload)[0] == 1
-    assert np.array_equal(up[1:], kernels.draw(position, n)[1:] < 2**63)
+    assert np.array_equal(up[1:], draw(position, n)[1:] < 2**63)

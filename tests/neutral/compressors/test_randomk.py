@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 from tests.neutral.kernels import arrays
+from tests.neutral.kernels.bindings import draw
 
 from . import replay
 from .cases import isas_of
@@ -39,7 +40,7 @@ def start(seed):
 
 
 def sent_indices(n, k):
-    return (kernels.draw(start(0), k) % np.uint64(n)).tolist()
+    return (draw(start(0), k) % np.uint64(n)).tolist()
 
 
 @given(st.integers(1, 5000), st.floats(1, 1000), arrays.dtypes, arrays.seeds, st.integers(1, 5))

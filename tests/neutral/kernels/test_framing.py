@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from gluon_gc import kernels
 
 from . import arrays
+from .bindings import framed
 
 nbytes = st.one_of(
     st.integers(0, 300),
@@ -70,13 +71,13 @@ def test_bytes_of_all_zeros_and_all_ones_survive_a_sum_with_zero(byte):
 @given(st.integers(1, 1100), arrays.seeds, arrays.isas, st.data())
 def test_one_word_that_no_frame_has_is_noticed(nbytes, seed, isa, data):
     words = kernels.frame(bytes_like(nbytes, seed))
-    assert kernels.framed(words, isa=isa)
+    assert framed(words, isa=isa)
     at = data.draw(st.integers(0, words.size - 1))
     if at % 128 == 0 and data.draw(st.booleans()):
         words[at] ^= data.draw(st.sampled_from([1 << bit for bit in range(7, 32)]))
     else:
         words[at] = words[at] & 0x807FFFFF | data.draw(st.sampled_from([0, 0x7F800000]))
-    assert not kernels.framed(words, isa=isa)
+    assert not framed(words, isa=isa)
 
 
 @given(
@@ -87,13 +88,13 @@ def test_a_block_may_leave_one_pair_of_exponents_only(order, upper, isa):
     payload = (exponents[:127].astype(np.uint32) << 23).view(np.uint8)
     words = kernels.frame(payload, isa=isa)
     assert words[0] == 0x40000000 | order[127]
-    assert kernels.framed(words, isa=isa)
+    assert framed(words, isa=isa)
     assert np.array_equal(kernels.unframe(words, payload.size, isa=isa), payload)
 
 
 def test_no_words_are_framed():
     assert kernels.frame_words(0) == 0
-    assert kernels.framed(np.empty(0, np.uint32))
+    assert framed(np.empty(0, np.uint32))
 
 
 @pytest.mark.parametrize("words", [0, 128, 256, 4096])

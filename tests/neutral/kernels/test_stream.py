@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
+from .bindings import draw
+
 WORD = 2**64 - 1
 states = st.lists(st.integers(0, WORD), min_size=2, max_size=2).filter(any)
 
@@ -32,17 +34,17 @@ def stream_of(state):
 def test_draws_are_those_of_the_definition_from_the_position_on(state, n, before):
     _, start = sequence(state, before)
     draws, _ = sequence(start, n)
-    assert kernels.draw(kernels.position(state, before), n).tolist() == draws
+    assert draw(kernels.position(state, before), n).tolist() == draws
 
 
 @given(states, st.one_of(st.integers(0, 300), st.sampled_from([2064, 66_048, 10**5 + 7])))
 def test_a_jump_is_as_many_draws(state, count):
     jumped = stream_of(state)
     kernels.jump(jumped, count)
-    assert kernels.draw(kernels.position(jumped), 2).tolist() == (
-        kernels.draw(kernels.position(state), count + 2)[count:].tolist()
+    assert draw(kernels.position(jumped), 2).tolist() == (
+        draw(kernels.position(state), count + 2)[count:].tolist()
     )
-    assert kernels.draw(kernels.position(state, count), 0).size == 0
+    assert draw(kernels.position(state, count), 0).size == 0
 
 
 @given(states, st.integers(0, 2**63 - 1), st.integers(0, 2**63))
@@ -50,10 +52,10 @@ def test_jumps_and_positions_add_up(state, a, b):
     once, twice = stream_of(state), stream_of(state)
     kernels.jump(once, a + b)
     kernels.jump(twice, a)
-    on = kernels.draw(kernels.position(twice, b), 3)
+    on = draw(kernels.position(twice, b), 3)
     kernels.jump(twice, b)
     assert once.tolist() == twice.tolist()
-    assert on.tolist() == kernels.draw(kernels.position(once), 3).tolist()
+    assert on.tolist() == draw(kernels.position(once), 3).tolist()
 
 
 @given(states, st.integers(0, 300))
