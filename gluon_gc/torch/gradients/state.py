@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.futures import Future
 from torch.optim import Optimizer
 
+from ...compression import CompressionParams
 from ...exchange import statistics
 from ...exchange.exchange import Exchange, Lane
 from ...exchange.plan import require_on_nonfinite
@@ -98,8 +99,6 @@ class CompressionState:
         The parameters that need a gradient, by name. A tied parameter has its first name.
     aliases : dict of str to str
         The other names of tied parameters, and their names in `parameters`.
-    params : dict of str to CompressionParams
-        The compression of each parameter, by name. "auto" is replaced by its choice.
     momentum : Momentum, optional
         The momentum that is applied instead of the optimizer's.
     gradients : GradientSteps
@@ -158,12 +157,18 @@ class CompressionState:
             if self.momentum is not None:
                 self.momentum.give_back()
             raise
-        self.params = compression.params
         self.gradients = GradientSteps(
             self.parameters, compression, optimizer, self.momentum, on_nonfinite, grad_scaler
         )
         self._hook_check = HookCheck(self)
         add_state(self, distributed=False)
+
+    @property
+    def params(self) -> Dict[str, CompressionParams]:
+        """The compression of each parameter, by name. "auto" is replaced by its choice."""
+        if self._copied is None:
+            return self.gradients.compression.params
+        return vars(self)["params"]  # of `__getstate__`
 
     @property
     def exchange(self) -> Exchange:
@@ -334,7 +339,6 @@ class CompressionState:
         """
         self.require_usable()
         saving.load(self, state_dict, strict)
-        self.params = self.gradients.compression.params
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the content of a copy or a pickle: no exchange, but the `state_dict`."""
