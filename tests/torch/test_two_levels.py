@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import gluon_gc.torch as bps
 from gluon_gc.compression.auto import inner_params
-from gluon_gc.torch.transport.gpu_calls import GpuCoder
+from gluon_gc.torch.transport.arrays import GpuCoder
 from tests.link import link_of
 from tests.torch.common import (
     DGC,

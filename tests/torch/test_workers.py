@@ -18,7 +18,7 @@ import torch.distributed as dist
 import gluon_gc.torch as bps
 from gluon_gc.env import ConfigurationError
 from gluon_gc.torch.transport import gloo, groups, nccl
-from gluon_gc.torch.transport.gpu_calls import GpuCoder
+from gluon_gc.torch.transport.arrays import GpuCoder
 from tests.link import link_of
 from tests.processes import free_port
 from tests.torch import scripts, test_lifetimes

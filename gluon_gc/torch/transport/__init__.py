@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ...exchange.exchange import Exchange
 from .. import closing
 from . import groups
-from .gpu_calls import Tensors
+from .arrays import Tensors
 from .members import GroupMembers, find_machines
 
 Groups = Tuple[Optional[dist.ProcessGroup], Optional[dist.ProcessGroup]]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from gluon_gc.torch.transport import gpu, gpu_calls, nccl, staging
+from gluon_gc.torch.transport import arrays, gpu, nccl, staging
 from tests.cuda import emulator
 
 from . import streams
 
-_copy, _host_memory, _make_batch = gpu.copy, gpu.host_memory, gpu_calls.GpuBatch.__init__
+_copy, _host_memory, _make_batch = gpu.copy, gpu.host_memory, arrays.GpuBatch.__init__
 _queued, _cpu = gpu.Order._queued, torch.Tensor.cpu
 _on_host = []  # the sorted addresses of host memory, with their ends and tensors
 
@@ -31,7 +31,7 @@ def start(folder):
     gpu.copy, gpu.host_memory = _copy_in_queue, _known_host_memory
     gpu.Order._queued = _holding_queue
     torch.Tensor.cpu = _copied_to_cpu
-    gpu_calls.GpuBatch.__init__ = _make_queued_batch
+    arrays.GpuBatch.__init__ = _make_queued_batch
     nccl.BACKEND, nccl.batch_isend_irecv = "gloo", streams.batch_isend_irecv
     staging.Future = streams.StreamFuture
 

@@ -13,7 +13,7 @@ import torch
 
 import gluon_gc.torch as bps
 from gluon_gc.exchange import transfers
-from gluon_gc.torch.transport import gpu, gpu_calls, nccl, staging
+from gluon_gc.torch.transport import arrays, gpu, nccl, staging
 from tests.cuda import emulator
 from tests.torch.common import SIGNS, TOPK, in_flight_together, raised
 from tests.torch.workers import run
@@ -124,7 +124,7 @@ class _Unordered(gpu.Order):
 
 EVENTS = {
     "of values": (gpu.Order, "queue_beside", lambda order: order._queued(())),
-    "of buffers": (gpu_calls.gpu, "Order", _Unordered),
+    "of buffers": (arrays.gpu, "Order", _Unordered),
     "of NCCL": (nccl.GpuMessages, "wait", lambda messages: None),
     "of futures": (staging.Names, "__new__", lambda kind, names, _: frozenset.__new__(kind, names)),
     "of the host": (streams.Event, "synchronize", lambda event: None),
