@@ -13,6 +13,7 @@ The first command compares settings of the outer step. OUTER has those that the 
 from __future__ import annotations
 
 import math
+import re
 from typing import Dict, List
 
 from language_model import (
@@ -85,6 +86,8 @@ def main() -> None:
             f"{name}, {optimizer}": Method(f"{words} {chosen}")
             for name, words in {BASELINE: "", **compared(), **swept()}.items()
         }
+        if not any(re.search(arguments.only, name) for name in methods):
+            continue
         there = results(matching(methods, f"^{BASELINE}|{arguments.only}"), arguments)
         of_baseline = by_method(there).get(baseline, {})
         losses = {run.seed: last_loss(found) for run, found in of_baseline.items()}

@@ -16,8 +16,16 @@ class MuonAdamW(Optimizer):
     """
 
     def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
-        self.parts = (muon, adamw)
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        self.muon, self.adamw = muon, adamw
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Let both optimizers use the groups and the state of this one."""
+        count = len(self.muon.param_groups)
+        self.muon.param_groups = self.param_groups[:count]
+        self.adamw.param_groups = self.param_groups[count:]
+        self.muon.state = self.adamw.state = self.state
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -25,17 +33,13 @@ class MuonAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self.parts:
-            part.step()
+        self.muon.step()
+        self.adamw.step()
         return loss
 
-    def state_dict(self) -> Dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
-
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        for part, own in zip(self.parts, state_dict["parts"]):
-            part.load_state_dict(own)
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        super().load_state_dict(state_dict)
+        self._share()
 
 
 def muon_adamw(model: torch.nn.Module, adamw: torch.optim.AdamW) -> MuonAdamW:

@@ -1,4 +1,4 @@
-"""cluster.py, compare_trees.py, epoch.py and language_model.py, run in network namespaces."""
+"""Scripts of benchmark/, run in network namespaces."""
 
 import csv
 import json
@@ -134,6 +134,21 @@ def test_the_language_model_is_trained_once_and_its_loss_is_timed(measure, tmp_p
     assert 0 <= float(row["s until DDP's loss + 0.01, 200 Mbit/s"]) <= 20 * seconds + 0.1
     # Neither call trains again: even the seconds are the same.
     assert measure(*map(str, command)) == measure(*map(str, command), "--finished") == [row]
+
+
+@pytest.mark.skipif(not TORCH.exists(), reason="make .venv-torch/.built makes its environment")
+def test_local_steps_are_compared_with_ddp_with_the_same_optimizer(measure, tmp_path):
+    model = "--width 32 --depth 1 --heads 2 --context 32 --batch-size 4 --eval-windows 16"
+    options = ["--steps", "20", "--eval-every", "10", "--seeds", "1", "--training", model]
+    command = [SCRIPTS / "long_runs.py", *options, "--torch-python", TORCH]
+    command += ["--only", "^local_steps 10, 4 bits, Muon", "--results", tmp_path]
+    ddp, local = measure(*map(str, command))
+    assert [ddp["method"], local["method"]] == ["DDP, Muon", "local_steps 10, 4 bits, Muon"]
+    assert 3 < float(ddp["loss"]) < float(local["loss"]) < 6
+    assert float(local["- DDP"]) == pytest.approx(
+        float(local["loss"]) - float(ddp["loss"]), abs=2e-4
+    )
+    assert float(local["kB per step"]) < float(ddp["kB per step"]) / 4
 
 
 @pytest.mark.skipif(not TORCH.exists(), reason="make .venv-torch/.built makes its environment")

@@ -113,6 +113,7 @@ LOCAL_STEPS = "--algorithm local_steps --every 4 --compressor onebit --onebit-sc
 def test_the_language_model_learns_and_goes_on_as_if_it_had_never_stopped(tmp_path):
     arguments = "--width 32 --depth 1 --heads 2 --context 32 -b 4 --steps 24 --eval-every 12"
     arguments = [*arguments.split(), "--eval-windows", 16, "--lr", 0.01, *LOCAL_STEPS.split()]
+    arguments += ["--optimizer", "muon"]  # two optimizers' states: AdamW's is one of them
     save = ["--save", tmp_path / "saved", "--save-period", 10, "--sample", 20]
     whole, said, log = trained("language_model.py", [*arguments, *save], tmp_path)
     assert [record["step"] for record in log] == [12, 24]
