@@ -60,7 +60,7 @@ def main() -> None:
         torch.optim.AdamW(net.parameters(), 2e-3, (0.9, 0.95), weight_decay=0.1),
         net.named_parameters(),
         compression_params=COMPRESSION if args.onebit else None,
-        algorithm={"name": "local_steps", "every": args.every},
+        algorithm={"name": "local_steps", "every": args.every, "outer_momentum": 0.9},
         process_group=mesh["sites"].get_group(),
     )
 

@@ -57,9 +57,10 @@ class Method(NamedTuple):
 WORKER = HERE / "sites_worker.py"
 SITES, KILLED, SLOW = 4, 1, 2  # site 0 has torchrun's rendezvous
 SLOWNESS = 3
+_MAILBOX = {"every": "3 s", "outer_momentum": 0.9}  # as torchft's
 METHODS = {
-    "mailbox": Method("mailbox", {"every": "3 s"}),
-    "mailbox, overlap": Method("mailbox", {"every": "3 s", "overlap": 5, "mix": 0.5}),
+    "mailbox": Method("mailbox", _MAILBOX),
+    "mailbox, overlap": Method("mailbox", {**_MAILBOX, "overlap": 5, "mix": 0.5}),
     "torchft DiLoCo": Method("torchft"),
     "torchrun DDP": Method("ddp"),
 }

@@ -32,7 +32,7 @@ from transformer import Transformer
 
 BATCH, CONTEXT, WIDTH, DEPTH, HEADS = 8, 128, 128, 2, 4  # 0.48 million parameters
 _RATE, _WARM_UP = 2e-3, 10  # of AdamW; a worker that starts warms up again
-_OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # torchft's, and our default
+_OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # of DiLoCo and torchft
 _CHECKPOINT = 5  # steps between two checkpoints of DistributedDataParallel
 _WINDOWS = 256  # for validation
 _TIMEOUT = timedelta(seconds=10)  # of torchft's collectives
