@@ -68,7 +68,7 @@ def _local_steps(every: int, more: str = "") -> Method:
     return Method(f"--algorithm local_steps --every {every} {more}")
 
 
-AVERAGING = "--outer-lr 1 --outer-momentum 0"
+AVERAGING, HALF = "--outer-lr 1 --outer-momentum 0", "--outer-lr 0.7 --outer-momentum 0.5"
 _ZERO_ONE = "--algorithm zero_one_adam --var-update-scaler 4"
 METHODS: Dict[str, Method] = {
     BASELINE: Method(),
@@ -88,9 +88,9 @@ METHODS: Dict[str, Method] = {
     "local_steps 20, outer momentum 0.9": _local_steps(20, "--outer-momentum 0.9"),
     "local_steps 5, averages, onebit": _local_steps(5, f"{AVERAGING} {ONEBIT}"),
     "local_steps 10, averages, onebit": _local_steps(10, f"{AVERAGING} {ONEBIT}"),
-    "local_steps 30, onebit": _local_steps(30, ONEBIT),
+    "local_steps 30, onebit": _local_steps(30, f"{HALF} {ONEBIT}"),
     "local_steps 30, onebit, overlap": _local_steps(
-        30, f"{ONEBIT} --fragments 3 --overlap 5 --mix 0.5"
+        30, f"{HALF} {ONEBIT} --fragments 3 --overlap 5 --mix 0.5"
     ),
     "SparseLoCo 30": _local_steps(30, f"{SPARSE_LOCO} {AVERAGING}"),
 }

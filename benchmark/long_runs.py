@@ -13,14 +13,12 @@ The first command compares settings of the outer step. OUTER has those that the 
 from __future__ import annotations
 
 import math
-import re
 from typing import Dict, List
 
 from language_model import (
     BASELINE,
     SPARSE_LOCO,
     Method,
-    by_method,
     last_loss,
     matching,
     parse_arguments,
@@ -79,19 +77,20 @@ def main() -> None:
         results="build/long_runs",
         training="--width 64 --depth 4 --heads 2 --context 64 --batch-size 16 --lr 4e-3",
     )
+    methods = {
+        f"{name}, {optimizer}": Method(f"{words} {chosen}")
+        for optimizer, chosen in OPTIMIZERS.items()
+        for name, words in {BASELINE: "", **compared(), **swept()}.items()
+    }
+    wanted = matching(methods, arguments.only)
+    baselines = [f"{BASELINE}, {name.rpartition(', ')[2]}" for name in wanted]
+    there = results({**{name: methods[name] for name in baselines}, **wanted}, arguments)
     table: List[Dict[str, object]] = []
-    for optimizer, chosen in OPTIMIZERS.items():
-        baseline = f"{BASELINE}, {optimizer}"
-        methods = {
-            f"{name}, {optimizer}": Method(f"{words} {chosen}")
-            for name, words in {BASELINE: "", **compared(), **swept()}.items()
-        }
-        if not any(re.search(arguments.only, name) for name in methods):
-            continue
-        there = results(matching(methods, f"^{BASELINE}|{arguments.only}"), arguments)
-        of_baseline = by_method(there).get(baseline, {})
-        losses = {run.seed: last_loss(found) for run, found in of_baseline.items()}
-        table += rows(there, losses, [])
+    for baseline in dict.fromkeys(baselines):
+        optimizer = baseline.rpartition(", ")[2]
+        own = {run: found for run, found in there.items() if run.name.endswith(f", {optimizer}")}
+        losses = {run.seed: last_loss(found) for run, found in own.items() if run.name == baseline}
+        table += rows(own, losses, [])
     show(table, arguments.csv)
 
 

@@ -102,6 +102,8 @@ class GradientAveraging(Averaging):
         return True
 
     def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
+        if call == "save_states":
+            self._require_settled()
         indices = self.with_gradients()
         declared = self._stateful.union(indices)
         new = [i for i in self._last_first if i in declared and (i, "") not in self.tensors]
@@ -265,15 +267,16 @@ class GradientAveraging(Averaging):
                 f"{call}() updates parameters, so it cannot be called inside not_applied(): call "
                 "it after the `with` block"
             )
-        if call != "save_states" or self._averages is None:
-            return
-        name = self._with_state(self._averages.indices)
+
+    def _require_settled(self) -> None:
+        """Raise RuntimeError if the state has an exchange that may still be taken back."""
+        name = None if self._averages is None else self._with_state(self._averages.indices)
         if name is not None:
             raise RuntimeError(
-                f"{call}() cannot save the residual or momentum of {name}, because the averages of "
-                "the last exchange are not applied: first call update(), or trainer.applied() if "
-                "the script has applied them; or take the exchange back with `with "
-                "trainer.not_applied(): pass` on all workers"
+                f"save_states() cannot save the residual or momentum of {name}, because the "
+                "averages of the last exchange are not applied: first call update(), or "
+                "trainer.applied() if the script has applied them; or take the exchange back with "
+                "`with trainer.not_applied(): pass` on all workers"
             )
 
     @contextmanager

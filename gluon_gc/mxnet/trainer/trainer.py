@@ -403,8 +403,8 @@ class DistributedTrainer(Trainer):
             The averages of the last `allreduce_grads` are not applied, so the state after them is
             not the one that training continues from. Or there is a mailbox, which has the state.
         """
-        self._follow_cluster()
         self._averaging.require("save_states")
+        self._follow_cluster()
         self._averaging.prepare(self._optimizer, "save_states")
         saving.save(self._averaging, self._optimizer_states(), fname)
 
