@@ -64,11 +64,13 @@ class Method(NamedTuple):
     script: Path = PEER
 
 
-def _local_steps(every: int, more: str = "") -> Method:
+def local_steps(every: int, more: str) -> Method:
+    """Return local steps with further arguments."""
     return Method(f"--algorithm local_steps --every {every} {more}")
 
 
-AVERAGING, HALF = "--outer-lr 1 --outer-momentum 0", "--outer-lr 0.7 --outer-momentum 0.5"
+AVERAGING = "--outer-lr 1 --outer-momentum 0"
+_MOMENTUM = "--outer-lr 0.7 --outer-momentum 0.5"
 _ZERO_ONE = "--algorithm zero_one_adam --var-update-scaler 4"
 METHODS: Dict[str, Method] = {
     BASELINE: Method(),
@@ -85,14 +87,14 @@ METHODS: Dict[str, Method] = {
     ),
     "powersgd 4": Method("--algorithm powersgd --rank 4 --start 10"),
     "powersgd 4, fp16": Method("--algorithm powersgd --rank 4 --start 10 --fp16-pushpull"),
-    "local_steps 20, outer momentum 0.9": _local_steps(20, "--outer-momentum 0.9"),
-    "local_steps 5, averages, onebit": _local_steps(5, f"{AVERAGING} {ONEBIT}"),
-    "local_steps 10, averages, onebit": _local_steps(10, f"{AVERAGING} {ONEBIT}"),
-    "local_steps 30, onebit": _local_steps(30, f"{HALF} {ONEBIT}"),
-    "local_steps 30, onebit, overlap": _local_steps(
-        30, f"{HALF} {ONEBIT} --fragments 3 --overlap 5 --mix 0.5"
+    "local_steps 20, outer momentum 0.9": local_steps(20, "--outer-momentum 0.9"),
+    "local_steps 5, averages, onebit": local_steps(5, f"{AVERAGING} {ONEBIT}"),
+    "local_steps 10, averages, onebit": local_steps(10, f"{AVERAGING} {ONEBIT}"),
+    "local_steps 30, onebit": local_steps(30, f"{_MOMENTUM} {ONEBIT}"),
+    "local_steps 30, onebit, overlap": local_steps(
+        30, f"{_MOMENTUM} {ONEBIT} --fragments 3 --overlap 5 --mix 0.5"
     ),
-    "SparseLoCo 30": _local_steps(30, f"{SPARSE_LOCO} {AVERAGING}"),
+    "SparseLoCo 30": local_steps(30, f"{SPARSE_LOCO} {AVERAGING}"),
 }
 PEERS = (BASELINE, "torchft")
 """The names of methods of other libraries begin with one of these."""

@@ -17,9 +17,11 @@ from typing import Dict, List
 
 from language_model import (
     BASELINE,
+    ONEBIT,
     SPARSE_LOCO,
     Method,
     last_loss,
+    local_steps,
     matching,
     parse_arguments,
     results,
@@ -31,38 +33,42 @@ SWEPT = ((1.0, 0.0), (1.0, 0.3), (0.7, 0.5), (0.6, 0.7), (0.4, 0.7), (0.5, 0.9),
 """outer_lr and outer_momentum."""
 OUTER = {10: (0.4, 0.7), 30: (0.6, 0.7), 100: (0.7, 0.5)}
 """By H, the best of SWEPT; with H = 100, (1.0, 0.3) is better by 0.006 with AdamW."""
-FEEDBACK = "--ef vanilla"
+BLOCKWISE = "--compressor blockwise --blockwise-bits {} --blockwise-hadamard true --ef vanilla"
 COMPRESSIONS = {
     "uncompressed": "",
-    "onebit": f"--compressor onebit --onebit-scaling {FEEDBACK}",
-    "4 bits": f"--compressor blockwise --blockwise-bits 4 --blockwise-hadamard true {FEEDBACK}",
-    "2 bits": f"--compressor blockwise --blockwise-bits 2 --blockwise-hadamard true {FEEDBACK}",
+    "onebit": ONEBIT,
+    "4 bits": BLOCKWISE.format(4),
+    "2 bits": BLOCKWISE.format(2),
 }
 OPTIMIZERS = {"AdamW": "", "Muon": "--optimizer muon"}
 
 
-def _local_steps(every: int, lr: float, mu: float, compression: str = "") -> str:
-    outer = f"--outer-lr {lr} --outer-momentum {mu}"
-    return f"--algorithm local_steps --every {every} {outer} {compression}"
+def _method(every: int, lr: float, mu: float, compression: str = "") -> Method:
+    return local_steps(every, f"--outer-lr {lr} --outer-momentum {mu} {compression}")
 
 
-def swept() -> Dict[str, str]:
-    """Return the arguments of each method of the sweep."""
+def _optimizer(name: str) -> str:
+    """Return the optimizer of a method; its name ends with it."""
+    return name.rpartition(", ")[2]
+
+
+def swept() -> Dict[str, Method]:
+    """Return the methods of the sweep."""
     return {
-        f"outer {lr} and {mu}, H = {every}": _local_steps(every, lr, mu)
+        f"outer {lr} and {mu}, H = {every}": _method(every, lr, mu)
         for every in OUTER
         for lr, mu in SWEPT
     }
 
 
-def compared() -> Dict[str, str]:
-    """Return the arguments of each method of the table."""
+def compared() -> Dict[str, Method]:
+    """Return the methods of the table."""
     found = {
-        f"local_steps {every}, {name}": _local_steps(every, *OUTER[every], compression)
+        f"local_steps {every}, {name}": _method(every, *OUTER[every], compression)
         for every in OUTER
         for name, compression in COMPRESSIONS.items()
     }
-    return {**found, "SparseLoCo 30": _local_steps(30, 1.0, 0.0, SPARSE_LOCO)}
+    return {**found, "SparseLoCo 30": _method(30, 1.0, 0.0, SPARSE_LOCO)}
 
 
 def main() -> None:
@@ -78,17 +84,16 @@ def main() -> None:
         training="--width 64 --depth 4 --heads 2 --context 64 --batch-size 16 --lr 4e-3",
     )
     methods = {
-        f"{name}, {optimizer}": Method(f"{words} {chosen}")
+        f"{name}, {optimizer}": Method(f"{method.arguments} {chosen}")
         for optimizer, chosen in OPTIMIZERS.items()
-        for name, words in {BASELINE: "", **compared(), **swept()}.items()
+        for name, method in {BASELINE: Method(), **compared(), **swept()}.items()
     }
     wanted = matching(methods, arguments.only)
-    baselines = [f"{BASELINE}, {name.rpartition(', ')[2]}" for name in wanted]
-    there = results({**{name: methods[name] for name in baselines}, **wanted}, arguments)
+    baselines = {name: f"{BASELINE}, {name}" for name in map(_optimizer, wanted)}
+    there = results({**{name: methods[name] for name in baselines.values()}, **wanted}, arguments)
     table: List[Dict[str, object]] = []
-    for baseline in dict.fromkeys(baselines):
-        optimizer = baseline.rpartition(", ")[2]
-        own = {run: found for run, found in there.items() if run.name.endswith(f", {optimizer}")}
+    for optimizer, baseline in baselines.items():
+        own = {run: found for run, found in there.items() if _optimizer(run.name) == optimizer}
         losses = {run.seed: last_loss(found) for run, found in own.items() if run.name == baseline}
         table += rows(own, losses, [])
     show(table, arguments.csv)
