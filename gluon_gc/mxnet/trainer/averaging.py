@@ -118,7 +118,10 @@ class Averaging(ABC):
 
     @abstractmethod
     def arrays(self) -> Mapping[Key, Union[np.ndarray, NDArray]]:
-        """The arrays that a checkpoint needs besides the arrays of the exchange."""
+        """The arrays that a checkpoint needs besides the arrays of the exchange.
+
+        RuntimeError if the last exchange may still be taken back.
+        """
 
     @abstractmethod
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:

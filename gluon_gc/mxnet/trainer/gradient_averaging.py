@@ -102,8 +102,6 @@ class GradientAveraging(Averaging):
         return True
 
     def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> None:
-        if call == "save_states":
-            self._require_settled()
         indices = self.with_gradients()
         declared = self._stateful.union(indices)
         new = [i for i in self._last_first if i in declared and (i, "") not in self.tensors]
@@ -410,6 +408,7 @@ class GradientAveraging(Averaging):
 
     def arrays(self) -> Mapping[Key, np.ndarray]:
         """The momentum of uncompressed gradients, and the weight decay's part of the momentum."""
+        self._require_settled()
         if self._momentum is None:
             return {}
         return {
