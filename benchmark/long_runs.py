@@ -13,6 +13,7 @@ The first command compares settings of the outer step. OUTER has those that the 
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Dict, List
 
 from language_model import (
@@ -34,6 +35,8 @@ SWEPT = ((1.0, 0.0), (1.0, 0.3), (0.7, 0.5), (0.6, 0.7), (0.4, 0.7), (0.5, 0.9),
 OUTER = {10: (0.4, 0.7), 30: (0.6, 0.7), 100: (0.7, 0.5)}
 """By H, the best of SWEPT; with H = 100, (1.0, 0.3) is better by 0.006 with AdamW."""
 BLOCKWISE = "--compressor blockwise --blockwise-bits {} --blockwise-hadamard true --ef vanilla"
+STARTS = (60, 210)
+"""Of `start`, which averages parameters in the first steps."""
 COMPRESSIONS = {
     "uncompressed": "",
     "onebit": ONEBIT,
@@ -68,6 +71,9 @@ def compared() -> Dict[str, Method]:
         for every in OUTER
         for name, compression in COMPRESSIONS.items()
     }
+    for every, start, name in product(OUTER, STARTS, ("uncompressed", "4 bits")):
+        more = f"{COMPRESSIONS[name]} --start {start}"
+        found[f"local_steps {every}, start {start}, {name}"] = _method(every, *OUTER[every], more)
     return {**found, "SparseLoCo 30": _method(30, 1.0, 0.0, SPARSE_LOCO)}
 
 

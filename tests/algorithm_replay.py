@@ -30,10 +30,11 @@ class LocalStepsReplay:
         fragments=1,
         overlap=0,
         mix=0.0,
+        start=0,
         overrides=None,
         mean=None,
     ):
-        self.workers, self.every, self.overlap = workers, every, overlap
+        self.workers, self.every, self.overlap, self.start = workers, every, overlap, start
         self.outer = {"outer_lr": outer_lr, "outer_momentum": outer_momentum, "nesterov": nesterov}
         self.overrides, self.mix = overrides or {}, mix
         self.anchor = {name: x.copy() for name, x in workers[0].items()}
@@ -53,6 +54,9 @@ class LocalStepsReplay:
 
     def after_step(self):
         self.steps += 1
+        if self.steps <= self.start:
+            self._average()
+            return
         self._apply()
         for number, names in enumerate(self.fragments, start=1):
             if self.steps % self.every != number * self.every // len(self.fragments) % self.every:
@@ -62,6 +66,13 @@ class LocalStepsReplay:
                 mean = self.mean("difference", name, differences)
                 self.under_way.append((self.steps + self.overlap, name, mean))
         self._apply()
+
+    def _average(self):
+        for name, anchor in self.anchor.items():
+            differences = [anchor - x[name] for x in self.workers]
+            self.anchor[name] = anchor - self.mean("difference", name, differences)
+            for x in self.workers:
+                x[name][:] = self.anchor[name]
 
     def _apply(self):
         for step, name, mean in self.under_way:

@@ -55,6 +55,9 @@ class LocalSteps(Algorithm):
     averaged every H steps, and the groups take turns every H/P steps. With an overlap of tau, D_i
     is sent in one step, and D is applied tau steps later, while training goes on.
 
+    In the first `start` steps, the parameters are averaged in every step: H = 1, lr = 1, and mu,
+    tau and alpha are 0. v stays 0.
+
     If an average fails because of a NaN or infinity, all x_i restart from the anchor.
 
     Across sites (bps.init with a mailbox), H may differ between workers, or be a time. A worker may
@@ -64,6 +67,8 @@ class LocalSteps(Algorithm):
     ----------
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
     2017 (FedAvg).
+    Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", 2018 (`start`, which
+    averages gradients there).
     Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
     Douillard et al., "Streaming DiLoCo with Overlapping Communication", 2025 (P, tau and alpha).
     """
@@ -73,10 +78,11 @@ class LocalSteps(Algorithm):
     shared = ("anchor", "outer_momentum")
     allows_absence = True
     chosen_option = "every"
-    spellings = {  # of torchft's DiLoCo
-        "sync_every": "every",
+    spellings = {
+        "sync_every": "every",  # of torchft's DiLoCo
         "fragment_sync_delay": "overlap",
         "fragment_update_alpha": "mix",
+        "start_localSGD_iter": "start",  # of PyTorch's PostLocalSGDState
     }
 
     every: Union[int, str] = _EVERY.field(30)
@@ -94,6 +100,7 @@ class LocalSteps(Algorithm):
         "a number from 0 to below 1",
         "alpha: share of its own parameters that a worker keeps",
     ).field(0.0)
+    start: int = whole(0, "number of first steps that average parameters in every step").field(0)
     overrides: Optional[Mapping[str, Mapping[str, Any]]] = Option(
         (Mapping, type(None)),
         lambda given: all(isinstance(options, Mapping) for options in (given or {}).values()),
@@ -150,11 +157,12 @@ class LocalSteps(Algorithm):
             with _restarting(fragments.get(kind, at.parameters), at, state):
                 mean = wait()
             self._outer_step(mean, at, state)
+        delay = 0 if self._starts(at) else self.overlap
         for (kind, names), is_due in zip(fragments.items(), due):
             if is_due:
                 differences = {name: state["anchor"][name] - at.parameters[name] for name in names}
                 with _restarting(names, at, state):
-                    mean = yield Round(kind, differences, self.overlap)
+                    mean = yield Round(kind, differences, delay)
                 self._outer_step(mean, at, state)
 
     def missed(self, averages: Arrays, parameters: Arrays, state: State) -> None:
@@ -164,8 +172,14 @@ class LocalSteps(Algorithm):
             x = parameters[name]
             x[:] = x + (state["anchor"][name] - before)
 
+    def _starts(self, at: Step) -> bool:
+        """Whether this is one of the first steps, which average parameters."""
+        return at.number <= self.start
+
     def _due(self, at: Step) -> List[bool]:
         """Whether this step is the turn of each fragment."""
+        if self._starts(at):
+            return [True] * self.fragments
         if self.in_lockstep:
             turns = [(turn + 1) * self.every // self.fragments for turn in range(self.fragments)]
             return [(at.number - turn) % self.every == 0 for turn in turns]
@@ -187,6 +201,11 @@ class LocalSteps(Algorithm):
         """Change anchors, momentum and parameters by the mean differences."""
         with _restarting(mean, at, state):
             at.framework.wait(mean.values())
+        if self._starts(at):
+            for name, difference in mean.items():
+                state["anchor"][name] = state["anchor"][name] - difference
+                at.parameters[name][:] = state["anchor"][name]
+            return
         for name, difference in mean.items():
             self._move_anchor(name, difference, state)
             x, anchor = at.parameters[name], state["anchor"][name]

@@ -146,7 +146,7 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
     Until the choice, there are no rounds, and the time of a step is measured.
     """
 
-    until_chosen = {"every": sys.maxsize}
+    until_chosen = {"every": sys.maxsize, "start": 0}
 
     def __init__(self, *given: Any, wait: Callable[[], None]) -> None:
         super().__init__(*given)

@@ -67,6 +67,12 @@ class MailboxDriver(Driver):
                 f"algorithm must be 'local_steps' with a mailbox, got '{algorithm.name}', in which "
                 "all workers take part in every round"
             )
+        start = algorithm.described().get("start")
+        if start:
+            raise ValueError(
+                f"algorithm['start'] must be 0 with a mailbox, got {start}: all workers take part "
+                "in the rounds of the first steps"
+            )
 
     @property
     def kinds(self) -> List[str]:

@@ -19,7 +19,13 @@ from tests.replay import mean_of_one
 SHAPES = [(40, 3), (7,)]
 SGD = {"learning_rate": 0.5}
 LOCAL = {"name": "local_steps", "every": 3}
-FULL = {"fragments": 2, "overlap": 1, "mix": 0.25, "overrides": {"p1": {"outer_lr": 1.0}}}
+FULL = {
+    "fragments": 2,
+    "overlap": 1,
+    "mix": 0.25,
+    "start": 2,
+    "overrides": {"p1": {"outer_lr": 1.0}},
+}
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 TOPK = {"compressor": "topk", "k": 3, "ef": "vanilla"}
 

@@ -27,7 +27,13 @@ SHAPES = [(50, 20), (33,), (257, 3)]
 RATE = 0.125
 SGD = {"optimizer_params": {"learning_rate": RATE}}
 SEVENTH = {"name": "local_steps", "every": 7}
-FULL = {"fragments": 2, "overlap": 2, "mix": 0.5, "overrides": {"p0": {"outer_lr": 1.0}}}
+FULL = {
+    "fragments": 2,
+    "overlap": 2,
+    "mix": 0.5,
+    "start": 3,
+    "overrides": {"p0": {"outer_lr": 1.0}},
+}
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 TOPK = {"compressor": "topk", "k": 0.05, "ef": "corrected"}
 COMPRESSIONS = [None, ONEBIT, TOPK]

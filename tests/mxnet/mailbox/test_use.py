@@ -111,6 +111,8 @@ def test_what_a_mailbox_cannot_do_is_refused(url, tmp_path):
         bps.DistributedOptimizer(mx.optimizer.SGD())
     with pytest.raises(ValueError, match="'local_steps' with a mailbox, got 'powersgd'"):
         make(algorithm="powersgd", compression_params=None)
+    with pytest.raises(ValueError, match=r"algorithm\['start'\] must be 0 with a mailbox, got 3"):
+        make(algorithm={"name": "local_steps", "start": 3})
     for text, compressor in (
         ("'randomk' with a mailbox", {"compressor": "randomk", "k": 0.1, "ef": "vanilla"}),
         ("got 'auto'", {"compressor": "auto"}),

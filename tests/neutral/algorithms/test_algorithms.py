@@ -109,6 +109,7 @@ OPTIONS = [
     {"overlap": 3},
     {"overlap": 1, "mix": 0.5},
     FULL,
+    {**FULL, "start": 5},
     {**FULL, "overrides": {"b*": {"outer_lr": 1.0, "nesterov": False}, "w": {"outer_lr": 0.25}}},
 ]
 
@@ -194,8 +195,12 @@ def test_a_missed_round_moves_the_anchor_as_on_others_and_keeps_own_changes(opti
         np.testing.assert_allclose(absent.values[name] - before[name], moved, atol=1e-6)
 
 
-def test_one_step_without_outer_momentum_averages_gradients():
-    them, _ = trained({"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}, 2, 6)
+AVERAGING = {"every": 1, "outer_lr": 1, "outer_momentum": 0}
+
+
+@pytest.mark.parametrize("options", [AVERAGING, {**FULL, "start": 6}], ids=["averaging", "start"])
+def test_averages_of_parameters_in_every_step_are_those_of_gradients(options):
+    them, _ = trained({"name": "local_steps", **options}, 2, 6)
     plain = Worker(0, 2)
     for step in range(6):
         gradients = []
@@ -228,6 +233,12 @@ def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped, op
         results.append(worker.values)
     for name in SHAPES:
         np.testing.assert_array_equal(results[0][name], results[1][name])
+
+
+def test_the_first_steps_leave_the_outer_momentum_as_it_is():
+    _, drivers = trained({"name": "local_steps", "every": 4, "start": 6}, 2, 7)
+    for velocity in drivers[0].state["outer_momentum"].values():
+        assert not velocity.any()
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
@@ -319,10 +330,10 @@ def test_none_is_no_algorithm_and_numbers_of_numpy_are_taken():
     assert parsed.every == 5 and parsed.outer_lr == 0.7
 
 
-def test_the_spellings_of_torchft_are_taken():
+def test_the_spellings_of_torchft_and_pytorch_are_taken():
     given = {"sync_every": 20, "fragment_sync_delay": 5, "fragment_update_alpha": 0.5}
-    parsed = algorithms.parse({"name": "local_steps", **given})
-    assert (parsed.every, parsed.overlap, parsed.mix) == (20, 5, 0.5)
+    parsed = algorithms.parse({"name": "local_steps", **given, "start_localSGD_iter": 100})
+    assert (parsed.every, parsed.overlap, parsed.mix, parsed.start) == (20, 5, 0.5, 100)
 
 
 def test_options_that_do_not_fit_the_parameters_are_refused():

@@ -146,8 +146,9 @@ def chosen(chooser, rate, step_seconds, params=AUTO):
 
 
 def test_aggressive_chooses_h_and_says_why(logged):
-    chooser = automatic({"w": AUTO}, {"outer_lr": 0.5})
+    chooser = automatic({"w": AUTO}, {"outer_lr": 0.5, "start": 20})
     assert chooser.described()["every"] == "auto"
+    assert chooser.described()["start"] == 20 and chooser.algorithm.start == 0
     assert chosen(chooser, 1e6, 0.2) == ("onebit", 15)
     (said,) = logged.messages
     assert said.startswith(
@@ -156,6 +157,7 @@ def test_aggressive_chooses_h_and_says_why(logged):
     )
     chooser.take(["onebit", 15])
     assert chooser.described()["every"] == chooser.algorithm.every == 15
+    assert chooser.algorithm.start == 20
     assert chooser.algorithm.outer_lr == 0.5
 
 

@@ -82,6 +82,7 @@ def test_what_a_mailbox_cannot_do_is_refused(tmp_path):
         ("got 'auto'", {"compression_params": {"compressor": "auto"}}),
         ("'local_steps' with a mailbox", {"algorithm": "powersgd", "compression_params": None}),
         ("with a mailbox, got None", {"algorithm": None}),
+        ("['start'] must be 0 with", {"algorithm": {"name": "local_steps", "start": 3}}),
     ):
         raised(ValueError, text, lambda c=config: optimizer_of(Net(), {**CONFIG, **c}))
     assert Store(url).list("") == []
