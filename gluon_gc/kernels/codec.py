@@ -92,6 +92,8 @@ class Codec:
     Attributes
     ----------
     isa : str or None
+    handle : c_void_p
+        The library's pointer to this codec. `set_options` replaces it.
     traits : Traits
     payload_bytes : int
         The maximum length of a payload.
@@ -130,7 +132,7 @@ class Codec:
         if self.dtype.name not in _ITEMSIZES:
             raise TypeError(f"dtype must be float32 or float64, got {self.dtype}")
         self._stream, self.isa = stream, isa
-        self._handle, needs = self._new(options)
+        self.handle, needs = self._new(options)
         self.traits = compressors()[name]
         self.payload_bytes = needs.payload_bytes
         arrays = 2 if needs.memory[1] else 1 if needs.memory[0] else 0
@@ -152,12 +154,12 @@ class Codec:
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         """Use other options from now on. The sizes must not depend on them. No call may run."""
-        before, (self._handle, _) = self._handle, self._new(options)
+        before, (self.handle, _) = self.handle, self._new(options)
         library.gluon_gc_free(before)
 
     def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            library.gluon_gc_free(self._handle)
+        if hasattr(self, "handle"):
+            library.gluon_gc_free(self.handle)
 
     def state(self) -> State:
         """The state before the first call."""
@@ -188,17 +190,12 @@ class Codec:
             The length in the payload's header is larger than the array.
         """
         address = address_of("payload", payload, payload.size, np.uint8)
-        used = library.gluon_gc_used(self._handle, address, payload.size)
+        used = library.gluon_gc_used(self.handle, address, payload.size)
         if used > payload.size:
             raise ValueError(
                 f"payload must have {used} bytes, as its header says, got {payload.size}"
             )
         return used
-
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """The library's pointer to this codec."""
-        return self._handle
 
     def rows(self, payloads: np.ndarray) -> Dict[str, int]:
         """The fields of a `Call` for payloads that it reads.
@@ -353,7 +350,7 @@ class Codec:
         if self._workspace is None:
             self._workspace = aligned_zeros(self.workspace_bytes, np.uint8)
         call = Call(
-            codec=self._handle,
+            codec=self.handle,
             workspace=self._workspace.ctypes.data,
             status=ctypes.pointer(status),
             stream=self._stream,

@@ -124,6 +124,7 @@ class Staged:
         self._tensors = {name: tensor.data for name, tensor in tensors.items()}
         self._values = {name: _values(tensor) for name, tensor in self._tensors.items()}
         self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self._values.items()}
+        self._apart = [n for n, t in self._tensors.items() if self._begins[n][0] != t.data_ptr()]
         self.memory: List[torch.Tensor] = []  # on a GPU: one tensor of each storage
         if gpu.has_streams(self.device):
             both = (*self._tensors.values(), *self._values.values())
@@ -150,12 +151,11 @@ class Staged:
     def finish(self, scale: float) -> None:
         """Write scale * values to the tensors."""
         with self.finished():
-            for name, tensor in self._tensors.items():
-                values = self._values[name]
-                if scale != 1.0:
-                    values *= scale
-                if values.data_ptr() != tensor.data_ptr():
-                    tensor.copy_(shaped(values, tensor))
+            for values in self._values.values() if scale != 1.0 else ():
+                values *= scale
+            for name in self._apart:  # whose values do not share their memory
+                tensor = self._tensors[name]
+                tensor.copy_(shaped(self._values[name], tensor))
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
