@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 import gluon_gc as bps
 from gluon_gc import algorithms
+from gluon_gc.algorithms.local_steps import LocalSteps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
@@ -119,7 +120,11 @@ def exchanges(args: argparse.Namespace, steps: int) -> int:
 
     `compression_stats` reports averages over exchanges. Without an algorithm, each step has one.
     """
-    return steps // getattr(algorithms.parse(algorithm_of(args)), "every", 1)
+    algorithm = algorithms.parse(algorithm_of(args))
+    if not isinstance(algorithm, LocalSteps):
+        return steps
+    first = min(steps, algorithm.start)  # they have one exchange each
+    return first + steps // algorithm.every - first // algorithm.every
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Dict, Mapping, Optional, Union
 
 from ..options import listed, nearest
 from .base import Algorithm, Round, Step, registry
@@ -13,7 +13,7 @@ from .base import Algorithm, Round, Step, registry
 for _module in iter_modules(__path__):  # an algorithm registers itself when it is imported
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["Algorithm", "Round", "Step", "gives", "parse", "registry"]
+__all__ = ["Algorithm", "Round", "Step", "gives", "in_full", "parse", "registry"]
 
 
 def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]:
@@ -68,6 +68,13 @@ def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]
         if field.default is MISSING and field.name not in options:
             raise KeyError(f"algorithm['{field.name}'] is missing; {name} needs it")
     return kind(**options)
+
+
+def in_full(saved: Mapping[str, Any]) -> Dict[str, Any]:
+    """The name and options of a saved algorithm, with those that its version did not have yet."""
+    kind = registry.get(saved["name"])
+    later = {} if kind is None else kind.defaults()
+    return {"name": saved["name"], **later, **saved}
 
 
 def gives(algorithm: Union[None, str, Mapping[str, Any]], option: str) -> bool:

@@ -150,6 +150,12 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
 
     def __init__(self, *given: Any, wait: Callable[[], None]) -> None:
         super().__init__(*given)
+        timed = _SKIPPED + _COUNTED
+        if 0 < self._given.start <= timed:
+            raise ValueError(
+                f"algorithm['start'] must be 0 or above {timed} with the compressor 'auto', which "
+                f"times {timed} steps without averages first, got {self._given.start}"
+            )
         self._clock = StepClock(wait)
 
     @property

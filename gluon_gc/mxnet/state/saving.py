@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Sequence, Set, Tuple, Union
 import numpy as np
 
 from ... import state
+from ...algorithms import in_full
 from ...algorithms.driver import undivided
 from ...log import logger
 from ...state import LOCAL, OF_ALL, Arrays, Key, States, fitting
@@ -167,7 +168,8 @@ def _is_several(fname: Files) -> bool:
 def _numbers(name: str, states: States, here: Dict[str, Any], strict: bool) -> Dict[int, int]:
     """Check a file's header. Map the numbers of its parameters to those in the trainer."""
     header = states.header
-    fitting.check_algorithm(name, header.get("algorithm"), here["algorithm"], strict)
+    saved = header.get("algorithm")
+    fitting.check_algorithm(name, saved and in_full(saved), here["algorithm"], strict)
     numbers = fitting.numbers_of_parameters(name, header["parameters"], here["parameters"], strict)
     # The momentum also differs if the compressor does.
     fitting.check(name, "momentum", header["momentum"], here["momentum"])

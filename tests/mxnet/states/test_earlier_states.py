@@ -6,6 +6,7 @@ from collections import defaultdict
 import pytest
 
 from gluon_gc import state as checkpoint
+from gluon_gc.algorithms import in_full
 from tests.saved.mxnet_states import BY_WORKERS, FILE, OTHERS, requests_to_load, run
 
 CASES = [
@@ -37,8 +38,10 @@ def test_what_workers_load_is_what_they_save(files, name, workers):
     for rank in range(workers):
         file, again = folder / f"{name}{rank}", folder / f"again.{name}{rank}"
         one, other = checkpoint.read(str(file)), checkpoint.read(str(again))
-        assert other.header == one.header
+        algorithm = one.header.get("algorithm")
+        full = {**one.header, "algorithm": algorithm and in_full(algorithm)}
+        assert other.header == full
         assert {key: array.tolist() for key, array in other.arrays.items()} == {
             key: array.tolist() for key, array in one.arrays.items()
         }
-        assert again.read_bytes() == file.read_bytes()
+        assert full != one.header or again.read_bytes() == file.read_bytes()

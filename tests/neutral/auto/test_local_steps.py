@@ -161,6 +161,12 @@ def test_aggressive_chooses_h_and_says_why(logged):
     assert chooser.algorithm.outer_lr == 0.5
 
 
+def test_a_start_that_is_over_before_the_choice_is_refused():
+    with pytest.raises(ValueError, match=r"algorithm\['start'\] must be 0 or above 6 with"):
+        automatic({"w": AUTO}, {"start": 6})
+    assert automatic({"w": AUTO}, {"start": 7}).algorithm.start == 0
+
+
 def test_a_share_above_the_limit_is_logged_with_the_h_that_would_reach_it(logged):
     given = automatic({"w": AUTO}, {"every": 2})
     assert chosen(given, 1e6, 0.2) == ("topk", 2)
