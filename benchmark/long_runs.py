@@ -36,7 +36,7 @@ OUTER = {10: (0.4, 0.7), 30: (0.6, 0.7), 100: (0.7, 0.5)}
 """By H, the best of SWEPT; with H = 100, (1.0, 0.3) is better by 0.006 with AdamW."""
 BLOCKWISE = "--compressor blockwise --blockwise-bits {} --blockwise-hadamard true --ef vanilla"
 STARTS = (60, 210)
-"""Of `start`, which averages parameters in the first steps."""
+"""Values of `start`, the number of first steps that average parameters."""
 COMPRESSIONS = {
     "uncompressed": "",
     "onebit": ONEBIT,

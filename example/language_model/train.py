@@ -123,7 +123,7 @@ def exchanges(args: argparse.Namespace, steps: int) -> int:
     algorithm = algorithms.parse(algorithm_of(args))
     if not isinstance(algorithm, LocalSteps):
         return steps
-    first = min(steps, algorithm.start)  # they have one exchange each
+    first = min(steps, algorithm.start)  # each of them has an exchange
     return first + steps // algorithm.every - first // algorithm.every
 
 

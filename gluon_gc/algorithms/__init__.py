@@ -71,10 +71,11 @@ def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]
 
 
 def in_full(saved: Mapping[str, Any]) -> Dict[str, Any]:
-    """The name and options of a saved algorithm, with those that its version did not have yet."""
+    """The name and options of a saved algorithm, with the defaults of options that its version
+    lacked. A new option's default must be what earlier versions did."""
     kind = registry.get(saved["name"])
-    later = {} if kind is None else kind.defaults()
-    return {"name": saved["name"], **later, **saved}
+    defaults = {} if kind is None else kind.defaults()
+    return {"name": saved["name"], **defaults, **saved}
 
 
 def gives(algorithm: Union[None, str, Mapping[str, Any]], option: str) -> bool:

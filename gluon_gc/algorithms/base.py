@@ -124,6 +124,9 @@ class Step:
     seconds : tuple of float
         The time of the previous step and of this one, in seconds, on a clock that stands still
         while training waits for a round.
+    abandon : callable, optional
+        Leaves out all averages that are still to arrive, after a round has failed on all workers.
+        None with a mailbox, where a round may fail on one worker alone.
     """
 
     number: int
@@ -134,6 +137,7 @@ class Step:
     arrived: Mapping[str, Callable[[], Arrays]] = field(default_factory=dict)
     adam: Optional[Adam] = None
     seconds: Tuple[float, float] = (0.0, 0.0)
+    abandon: Optional[Callable[[], None]] = None
 
 
 Rounds = Generator[Round, Any, None]

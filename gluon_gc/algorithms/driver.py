@@ -122,15 +122,22 @@ class Driver:
     def require_loadable(self) -> None:
         """Raise RuntimeError if no checkpoint can be loaded."""
 
-    def go_on(self, steps: int, state: Dict[str, Dict[str, Array]]) -> None:
-        """Continue from a checkpoint with the result of `saved_state`. All workers call this."""
+    def go_on(
+        self, steps: int, state: Dict[str, Dict[str, Array]], has_changed: bool = False
+    ) -> None:
+        """Continue from a checkpoint with the result of `saved_state`. All workers call this.
+
+        `has_changed`: whether the algorithm had other options. Averages under way then arrive in
+        the next step, before new rounds have the same changes.
+        """
         self.declare()
         self.steps, self._checked_variance = steps, False
         self.state = {kind: arrays for kind, arrays in state.items() if not is_arriving(kind)}
         self._under_way.clear()
         for kind in state.keys() - self.state.keys():
             round_kind, _, step = kind.partition(_ARRIVING)
-            self._under_way[round_kind, int(step)] = partial(dict, state[kind])
+            due = steps + 1 if has_changed else int(step)
+            self._under_way[round_kind, due] = partial(dict, state[kind])
 
     def is_shared(self, kind: str) -> bool:
         """Whether a kind of `saved_state` is equal on all workers."""
@@ -179,7 +186,8 @@ class Driver:
         now = self.now()
         self._zero = now if self._zero is None else self._zero
         seconds, self._clock = (self._clock, now - self._zero), now - self._zero
-        at = Step(self.steps, *own, update, front_end.framework, arrived, adam, seconds)
+        common = front_end.framework, arrived, adam, seconds, self.abandon
+        at = Step(self.steps, *own, update, *common)
         counted = None if adam is None else adam.steps
         try:
             self._run(self.algorithm.step(at, self.state))
@@ -187,6 +195,11 @@ class Driver:
             if self.algorithm.averages_gradients and (adam is None or adam.steps == counted):
                 self.steps -= 1
             raise
+
+    @property
+    def abandon(self) -> Optional[Callable[[], None]]:
+        """See `Step.abandon`."""
+        return self._under_way.clear
 
     def now(self) -> float:
         """The time in seconds, from which `Step.seconds` is computed."""

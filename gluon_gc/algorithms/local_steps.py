@@ -7,7 +7,7 @@ import numbers
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Union
 
 from ..exchange import plan
 from ..options import Option, first_match, is_whole, real, require_matches, switch, whole
@@ -58,7 +58,8 @@ class LocalSteps(Algorithm):
     In the first `start` steps, the parameters are averaged in every step: H = 1, lr = 1, and mu,
     tau and alpha are 0. v stays 0.
 
-    If an average fails because of a NaN or infinity, all parameters restart from their anchors.
+    If an average fails because of a NaN or infinity, all parameters restart from their anchors, and
+    averages under way are left out.
 
     Across sites (bps.init with a mailbox), H may differ between workers, or be a time. A worker may
     miss rounds: the anchor then moves as on the others, and x_i by the same amount.
@@ -149,16 +150,14 @@ class LocalSteps(Algorithm):
 
     def step(self, at: Step, state: State) -> Rounds:
         at.update()
-        due = self._due(at.number, at.seconds)
+        due = self._due(at)
         if not (at.arrived or any(due)):
             return
         fragments = self._fragments({name: x.shape for name, x in at.parameters.items()})
         delay = 0 if at.number <= self.start else self.overlap
         with _restarting(at, state):
-            for kind, wait in at.arrived.items():
-                mean = wait()
-                if self._has_begun(kind, mean, fragments, at.number - self.overlap):
-                    self._outer_step(mean, at, state)
+            for wait in at.arrived.values():
+                self._outer_step(wait(), at, state)
             for (kind, names), is_due in zip(fragments.items(), due):
                 if is_due:
                     anchors = state["anchor"]
@@ -173,29 +172,14 @@ class LocalSteps(Algorithm):
             x = parameters[name]
             x[:] = x + (state["anchor"][name] - before)
 
-    def _has_begun(
-        self, kind: str, mean: Arrays, fragments: Mapping[str, List[str]], number: int
-    ) -> bool:
-        """Whether these options began the round of an average in step `number`.
-
-        If not, options have changed with a checkpoint, and other rounds may have had the same
-        changes. Without its average, they stay in the parameters.
-        """
-        if not self.in_lockstep:
-            return True
-        if self.overlap == 0 or number <= self.start:
-            return False
-        begun = (of for of, is_due in zip(fragments, self._due(number)) if is_due)
-        return kind in begun and set(mean) == set(fragments[kind])
-
-    def _due(self, number: int, seconds: Tuple[float, float] = (0.0, 0.0)) -> List[bool]:
-        """Whether a step is the turn of each fragment."""
-        if number <= self.start:
+    def _due(self, at: Step) -> List[bool]:
+        """Whether this step is the turn of each fragment."""
+        if at.number <= self.start:
             return [True] * self.fragments
         if self.in_lockstep:
             turns = [(turn + 1) * self.every // self.fragments for turn in range(self.fragments)]
-            return [(number - turn) % self.every == 0 for turn in turns]
-        every, (before, now) = _seconds(self.every), seconds
+            return [(at.number - turn) % self.every == 0 for turn in turns]
+        every, (before, now) = _seconds(self.every), at.seconds
         shares = [(turn + 1) / self.fragments for turn in range(self.fragments)]
         return [(now / every - share) // 1 > (before / every - share) // 1 for share in shares]
 
@@ -212,7 +196,7 @@ class LocalSteps(Algorithm):
     def _outer_step(self, mean: Arrays, at: Step, state: State) -> None:
         """Change anchors, momentum and parameters by the mean differences."""
         at.framework.wait(mean.values())
-        if at.number <= self.start:
+        if at.number <= self.start:  # the momentum stays
             for name, difference in mean.items():
                 state["anchor"][name] = state["anchor"][name] - difference
                 at.parameters[name][:] = state["anchor"][name]
@@ -234,10 +218,12 @@ class LocalSteps(Algorithm):
 
 @contextmanager
 def _restarting(at: Step, state: State) -> Iterator[None]:
-    """If the block fails, set all parameters to their anchors."""
+    """If the block fails on all workers, set all parameters to their anchors."""
     try:
         yield
     except Exception:
-        for name, parameter in at.parameters.items():
-            parameter[:] = state["anchor"][name]
+        if at.abandon is not None:
+            at.abandon()
+            for name, parameter in at.parameters.items():
+                parameter[:] = state["anchor"][name]
         raise

@@ -139,7 +139,7 @@ class Batch:
         if not len(self._calls):
             return
         columns = self._columns
-        columns["codec"] = [codec.handle.value for codec in self._codecs]  # perhaps new ones
+        columns["codec"] = [c.handle.value for c in self._codecs]  # `set_options` replaces it
         columns["scale"] = scale
         columns["ratio"] = 1.0 if ratios is None else ratios
         if values is not None:

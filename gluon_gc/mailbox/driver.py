@@ -70,8 +70,8 @@ class MailboxDriver(Driver):
         start = algorithm.described().get("start")
         if start:
             raise ValueError(
-                f"algorithm['start'] must be 0 with a mailbox, got {start}: all workers take part "
-                "in the rounds of the first steps"
+                f"algorithm['start'] must be 0 with a mailbox, got {start}: workers need not begin "
+                "together"
             )
 
     @property
@@ -151,6 +151,10 @@ class MailboxDriver(Driver):
                     f"parameter {name} has changed since this worker joined the run: load a model "
                     "before DistributedOptimizer or DistributedTrainer joins"
                 )
+
+    @property
+    def abandon(self) -> None:
+        return None
 
     def now(self) -> float:
         if self.algorithm.in_lockstep:
@@ -276,7 +280,9 @@ class MailboxDriver(Driver):
     def require_loadable(self) -> None:
         raise RuntimeError(_IN_STORE)
 
-    def go_on(self, steps: int, state: Dict[str, Dict[str, Any]]) -> None:
+    def go_on(
+        self, steps: int, state: Dict[str, Dict[str, Any]], has_changed: bool = False
+    ) -> None:
         self.require_loadable()
 
 

@@ -320,7 +320,7 @@ def _facts(
     """What must be the same in all workers of a run."""
     options: Dict[str, Any] = {"algorithm": algorithm.name, **algorithm.described()}
     options.pop("every")
-    options.pop("start", None)  # 0 with a mailbox
+    options.pop("start", None)  # always 0; runs of earlier versions lack it
     for name, option in algorithm.keys().items():
         if option.types == (numbers.Real,):
             options[name] = float(options[name])  # 1 is 1.0

@@ -25,7 +25,7 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
 from ... import env, mailbox
-from ...algorithms import Algorithm, Round, parse
+from ...algorithms import Algorithm, Round, in_full, parse
 from ...algorithms.driver import Driver, is_arriving, is_declared, undeclared
 from ...algorithms.requirements import (
     require_fitting_compression,
@@ -40,7 +40,7 @@ from ...exchange.plan import Tensor
 from ...exchange.statistics import STATS, Size, Window
 from ...mailbox.driver import MailboxDriver
 from ...options import require_different
-from ...state import LOCAL, OF_ALL, Arrays, Key
+from ...state import LOCAL, OF_ALL, Arrays, Key, fitting
 from ..exchange.exchange import Exchange
 from ..exchange.gradient import Job, copy_first, legacy, params_for, sum_over_contexts
 from ..trainer import freshness
@@ -112,6 +112,7 @@ class AlgorithmAveraging(Averaging):
         self._given, self._requested = algorithm, requested
         self._automatic = automatic(algorithm, requested, option_given, mx.nd.waitall)
         self._proposed: Optional[Decision] = None  # this worker's; rank 0's counts for all
+        self._saved: Optional[Mapping[str, Any]] = None  # the algorithm in the last checkpoint
         self._describe()
         self.run = mailbox.current()
         self._driver = self._new_driver()
@@ -399,11 +400,13 @@ class AlgorithmAveraging(Averaging):
         state = self._algorithm.begin(self.parameters())
         for key, value in values.items():
             state.setdefault(key.what, {})[self._averaged[key.tensor].name] = value
-        self._driver.go_on(steps, state)
+        saved = self._saved and in_full(self._saved)
+        self._driver.go_on(steps, state, has_changed=saved != fitting.as_read(self.described))
 
     def expect(
         self, compressions: Mapping[int, Any], algorithm: Optional[Mapping[str, Any]]
     ) -> None:
+        self._saved = algorithm
         if self._undecided:
             self._proposed = self._automatic.saved_decision(compressions, algorithm)
             self._declared = False

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 from torch.optim import Optimizer
 
+from ...algorithms import in_full
 from ...algorithms.base import State
 from ...algorithms.driver import is_arriving, undivided
 from ...algorithms.requirements import digest
@@ -119,7 +120,8 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
         kind: {name: array.to(parameters[name].device, copy=True) for name, array in arrays.items()}
         for kind, arrays in kinds.items()
     }
-    state.driver.go_on(own["steps"], kinds)
+    has_changed = in_full(own["algorithm"]) != state.options
+    state.driver.go_on(own["steps"], kinds, has_changed)
     _load_optimizer(state.optimizer, own["optimizer"])
 
 

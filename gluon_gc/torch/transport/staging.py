@@ -124,6 +124,7 @@ class Staged:
         self._tensors = {name: tensor.data for name, tensor in tensors.items()}
         self._values = {name: _values(tensor) for name, tensor in self._tensors.items()}
         self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self._values.items()}
+        # The tensors whose values are in other memory.
         self._apart = [n for n, t in self._tensors.items() if self._begins[n][0] != t.data_ptr()]
         self.memory: List[torch.Tensor] = []  # on a GPU: one tensor of each storage
         if gpu.has_streams(self.device):
@@ -151,9 +152,10 @@ class Staged:
     def finish(self, scale: float) -> None:
         """Write scale * values to the tensors."""
         with self.finished():
-            for values in self._values.values() if scale != 1.0 else ():
-                values *= scale
-            for name in self._apart:  # whose values do not share their memory
+            if scale != 1.0:
+                for values in self._values.values():
+                    values *= scale
+            for name in self._apart:
                 tensor = self._tensors[name]
                 tensor.copy_(shaped(self._values[name], tensor))
 

@@ -109,6 +109,22 @@ def test_another_number_of_fragments_keeps_the_residuals(tmp_path, before, now):
         assert residual.any() or key.node == "aggregator"
 
 
+def test_an_average_under_way_arrives_before_the_rounds_of_other_options(tmp_path):
+    """The round of step 5 would arrive in step 9. As with every overlap, steps 6 to 8 are lost."""
+    file = str(tmp_path / "states")
+    options = {"name": "local_steps", "every": 5, "overlap": 4, "outer_lr": 1, "outer_momentum": 0}
+    for steps, more in ((7, {}), (2, {"start": 20})):
+        params, trainer = make(SHAPES, SGD, algorithm={**options, **more})
+        if more:
+            trainer.load_states(file, strict=False)
+        for _ in range(steps):
+            backward(params, [np.ones(shape, np.float32) for shape in SHAPES])
+            trainer.step(1)
+        trainer.save_states(file)
+    for param in params:
+        np.testing.assert_array_equal(param.data().asnumpy(), 1 - 0.5 * 6)
+
+
 def test_a_file_from_before_the_choice_of_auto_is_for_a_new_trainer(tmp_path):
     file, auto = str(tmp_path / "states"), {"compressor": "auto", "accuracy": "aggressive"}
     algorithm = {"name": "local_steps"}
@@ -239,6 +255,27 @@ def test_what_is_not_finite_is_an_error_that_names_the_vector():
     backward(params, [np.full(shape, np.nan, np.float32) for shape in SHAPES])
     with pytest.raises(mx.MXNetError, match="the difference of p. has a NaN or an infinity"):
         trainer.step(1)
+
+
+@pytest.mark.parametrize("options", [{"overlap": 5}, {"start": 20}], ids=str)
+def test_training_goes_on_from_the_anchors_after_an_average_that_is_not_finite(options):
+    """With an overlap, a round of the other fragment is under way when the average arrives."""
+    options = {"name": "local_steps", "every": 6, "fragments": 2, **options}
+    params, trainer = make(SHAPES, SGD, algorithm=options)
+    failed = []
+    for step in range(1, 25):
+        try:
+            given = gradients(step, SHAPES)
+            if step == 3:
+                given[0][:] = np.nan
+            backward(params, given)
+            trainer.step(1)
+            mx.nd.waitall()
+        except mx.MXNetError:
+            failed.append(step)
+    assert failed == ([3, 8] if "overlap" in options else [3])  # when it is known, when it arrives
+    for param in params:
+        assert np.isfinite(param.data().asnumpy()).all()
 
 
 def test_a_step_that_amp_skips_is_a_step_of_the_algorithm():

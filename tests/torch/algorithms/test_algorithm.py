@@ -373,6 +373,26 @@ def test_what_is_resumed_goes_on_bit_for_bit():
             assert abs(len(boxes[5]) - len(boxes[8]) - whole) < whole / 10
 
 
+@on_workers(2)
+def test_an_average_under_way_arrives_before_the_rounds_of_other_options():
+    """The round of step 5 would arrive in step 9. As with every overlap, steps 6 to 8 are lost."""
+    saved = None
+    for steps, more in ((7, {}), (2, {"start": 20})):
+        w = torch.nn.Parameter(torch.zeros(3))
+        options = every(5, overlap=4, outer_lr=1, outer_momentum=0, **more)
+        optimizer = bps.DistributedOptimizer(
+            torch.optim.SGD([w], lr=1.0), {"w": w}.items(), algorithm=options
+        )
+        if saved is not None:
+            optimizer.compression_state.load_state_dict(saved)
+        for _ in range(steps):
+            w.grad = -torch.ones(3)
+            optimizer.step()
+        saved = optimizer.compression_state.state_dict()
+        optimizer.compression_state.close()
+    assert w.tolist() == [6.0, 6.0, 6.0]
+
+
 LATE = every(4, fragments=2, overlap=2)
 
 
