@@ -138,7 +138,7 @@ class Bound:
         gradient.write(values.ctypes.data)
         addresses = [one.address for one in memory] + [None] * (2 - len(memory))
         self._call = Call(
-            codec=codec._handle,
+            codec=codec.handle,
             values=gradient.address,
             scale=1.0,
             ratio=1.0,

@@ -118,7 +118,7 @@ class Coding(NamedTuple):
         arrays = dict(values=values, payload=payload, payloads=payload)
         momentum = None if state.momentum is None else staggered(state.momentum)
         call = Call(
-            codec=codec._handle,
+            codec=codec.handle,
             scale=1,
             ratio=1,
             state=StateAddresses(

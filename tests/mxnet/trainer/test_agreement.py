@@ -11,7 +11,7 @@ from tests.mxnet.cluster.standing import on_workers
 
 LOCAL = (
     'algorithm {"name": "local_steps", "every": %d, "outer_lr": 0.7, "outer_momentum": 0.5, '
-    '"nesterov": true, "fragments": 1, "overlap": 0, "mix": 0.0, "overrides": null}'
+    '"nesterov": true, "fragments": 1, "overlap": 0, "mix": 0.0, "start": 0, "overrides": null}'
 )
 
 SGD = {"learning_rate": 0.5, "momentum": 0.5}
