@@ -186,8 +186,9 @@ class Driver:
         now = self.now()
         self._zero = now if self._zero is None else self._zero
         seconds, self._clock = (self._clock, now - self._zero), now - self._zero
-        common = front_end.framework, arrived, adam, seconds, self.abandon
-        at = Step(self.steps, *own, update, *common)
+        at = Step(
+            self.steps, *own, update, front_end.framework, arrived, adam, seconds, self.abandon
+        )
         counted = None if adam is None else adam.steps
         try:
             self._run(self.algorithm.step(at, self.state))

@@ -154,13 +154,12 @@ class LocalSteps(Algorithm):
         if not (at.arrived or any(due)):
             return
         fragments = self._fragments({name: x.shape for name, x in at.parameters.items()})
-        delay = 0 if at.number <= self.start else self.overlap
+        anchors, delay = state["anchor"], 0 if at.number <= self.start else self.overlap
         with _restarting(at, state):
             for wait in at.arrived.values():
                 self._outer_step(wait(), at, state)
             for (kind, names), is_due in zip(fragments.items(), due):
                 if is_due:
-                    anchors = state["anchor"]
                     differences = {name: anchors[name] - at.parameters[name] for name in names}
                     mean = yield Round(kind, differences, delay)
                     self._outer_step(mean, at, state)

@@ -44,4 +44,13 @@ def test_what_workers_load_is_what_they_save(files, name, workers):
         assert {key: array.tolist() for key, array in other.arrays.items()} == {
             key: array.tolist() for key, array in one.arrays.items()
         }
-        assert full != one.header or again.read_bytes() == file.read_bytes()
+        contents = again.read_bytes(), file.read_bytes()
+        if full != one.header:  # the file lacks options of later versions
+            contents = tuple(map(without_header, contents))
+        assert contents[0] == contents[1]
+
+
+def without_header(content):
+    """Return a file's content but for the header and the checksum of 16 bytes."""
+    version, _, arrays = content.split(b"\n", 2)
+    return version, arrays[:-16]

@@ -2,7 +2,6 @@
 
 import threading
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 import pytest
@@ -178,20 +177,16 @@ def test_a_time_needs_a_mailbox():
 
 @pytest.mark.parametrize("options", [{}, {"nesterov": False}, {"fragments": 2}], ids=str)
 def test_a_missed_round_moves_the_anchor_as_on_others_and_keeps_own_changes(options):
-    local_steps = algorithms.parse({"name": "local_steps", "every": 4, "overlap": 1, **options})
+    local_steps = algorithms.parse({"name": "local_steps", "every": 4, **options})
     absent, present = Worker(0, 2), Worker(1, 2)
     absent.draw(1)
     absent.update()
     before = {name: x.copy() for name, x in absent.values.items()}
     states = [local_steps.begin(Worker(0, 1).values) for _ in range(2)]
     mean = {name: np.float32(0.1) * x for name, x in before.items()}
-    rounds = local_steps.rounds(SHAPES)
-    for number, kind in enumerate([*rounds] * 2, 1):
-        of_kind = {name: mean[name] for name in rounds[kind]}
-        local_steps.missed(of_kind, absent.values, states[0])
-        step = number * 4 // len(rounds) + 1
-        arrived = {kind: partial(dict, of_kind)}
-        at = Step(step, present.values, {}, lambda: None, NumPy(), arrived)
+    for _ in range(2):
+        local_steps.missed(mean, absent.values, states[0])
+        at = Step(1, present.values, {}, lambda: None, NumPy(), {"difference": lambda: mean})
         list(local_steps.step(at, states[1]))
     for name in SHAPES:
         for kind in local_steps.shared:
