@@ -53,8 +53,8 @@ class Values(Protocol):
     def of(self, piece: Slice) -> Array:
         """Return the values of a slice."""
 
-    def address(self, piece: Slice) -> int:
-        """Return the memory address of the values of a slice."""
+    def addresses(self, pieces: Sequence[Slice]) -> List[int]:
+        """Return the memory addresses of the values of slices."""
 
     def queue(self) -> ContextManager[Optional[int]]:
         """Return a context for work on the values, which begins after they were computed.

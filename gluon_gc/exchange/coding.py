@@ -104,26 +104,28 @@ class PayloadCoding(Coding):
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
         traits = chunks[0].coder.codec.traits
         self._draws, self._draws_alike = traits.draws, traits.draws_alike
-        self._outgoing, self._aggregated = buffers.outgoing(chunks), buffers.aggregated(chunks)
+        self._outgoing, aggregated = buffers.outgoing(chunks), buffers.aggregated(chunks)
+        self._coders = [chunk.coder for chunk in self._outgoing]
         self._names = [chunk.piece.tensor for chunk in self._outgoing]
+        self._aggregators = [chunk.aggregator for chunk in aggregated]
+        self._aggregated = [chunk.piece.tensor for chunk in aggregated]
         self._drawn: Optional[List[kernels.Position]] = None  # the positions that decoding needs
         self._calls = arrays.calls(chunks, buffers)
 
     def encode(self, job: Job) -> None:
         ratios = job.request.ratios
         ratios = [ratios.get(name, 1.0) for name in self._names] if ratios else None
-        states = [job.state_for(c.coder, name) for c, name in zip(self._outgoing, self._names)]
-        drawn = [c.coder.take_draws() for c in self._outgoing] if self._draws else None
+        states = job.states_for(self._coders, self._names)
+        drawn = [coder.take_draws() for coder in self._coders] if self._draws else None
         self._calls.compress(job, states, drawn, ratios)
         if self._draws_alike:
             positions = dict(zip(self._outgoing, drawn))
             self._drawn = [positions[chunk] for chunk in self._calls.delivered]
 
     def answer(self, job: Job) -> None:
-        owned = self._aggregated
-        if owned:
-            states = [job.state_for(c.aggregator, c.piece.tensor) for c in owned]
-            drawn = [c.aggregator.take_draws() for c in owned] if self._draws else None
+        if self._aggregators:
+            states = job.states_for(self._aggregators, self._aggregated)
+            drawn = [each.take_draws() for each in self._aggregators] if self._draws else None
             self._calls.aggregate(states, drawn)
 
     def deliver(self, job: Job) -> Iterator[str]:
@@ -158,6 +160,8 @@ class HostCalls:
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
         self.outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
+        self._encoded = [chunk.piece for chunk in self.outgoing]
+        self._decoded = [chunk.piece for chunk in self.delivered]
         self._compress = kernels.Batch(
             "compress",
             [chunk.coder.codec for chunk in self.outgoing],
@@ -167,16 +171,14 @@ class HostCalls:
         self._decompress = batch_of_answers("decompress", self.delivered, buffers)
 
     def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
-        address = job.request.values.address
-        addresses = [address(chunk.piece) for chunk in self.outgoing]
+        addresses = job.request.values.addresses(self._encoded)
         self._compress(addresses, positions, job.scale, ratios, states)
 
     def aggregate(self, states: States, positions: Positions) -> None:
         self._aggregate(positions=positions, states=states)
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
-        address = job.request.sums.address
-        self._decompress([address(chunk.piece) for chunk in self.delivered], positions)
+        self._decompress(job.request.sums.addresses(self._decoded), positions)
         return finite(self._decompress)
 
 

@@ -52,13 +52,16 @@ class _Message:
     ) -> None:
         begins = offsets(size.most for size in sizes)
         rooms = memory(begins[-1]) if rooms_memory is None else rooms_memory
-        self._sizes = sizes
+        self._sizes, self._most = sizes, [size.most for size in sizes]
+        self._total = sum(self._most)
         self._varies = any(size.used is not None for size in sizes)
         self.rooms = [rooms[begin : begin + size.most] for begin, size in zip(begins, sizes)]
         self.wire = memory(begins[-1]) if self._varies else rooms  # a received one may be shorter
 
     def used(self) -> List[int]:
         """Return the number of bytes in use of each room."""
+        if not self._varies:
+            return self._most
         return [
             size.most if size.used is None else size.used(room)
             for size, room in zip(self._sizes, self.rooms)
@@ -77,7 +80,7 @@ class _Message:
     def unpack(self) -> int:
         """Copy the received bytes to the rooms, and return their number."""
         if not self._varies:
-            return sum(size.most for size in self._sizes)
+            return self._total
         end = 0
         for size, room in zip(self._sizes, self.rooms):
             received = self.wire[end : end + size.most]

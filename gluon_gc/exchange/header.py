@@ -1,6 +1,6 @@
 """The header at the start of a message, in front of its chunks.
 
-    version, contributors: 2 bytes each | stamp: 28 bytes | a gradient? 1 byte for each chunk
+    contributors, version: 2 bytes each | stamp: 28 bytes | a gradient? 1 byte for each chunk
 
 In a step, the stamp must be the same on all workers. In an owner's answer, the stamp is replaced by
 the result of this comparison. "Contributors" is the number of workers whose values are in the
@@ -13,9 +13,10 @@ to all others, in place of all messages that they may wait for.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from types import MappingProxyType
-from typing import Collection, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Collection, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from .collectives import WireSize
 from .plan import Slice
 
 VERSION = 2
-_HEAD_BYTES = 32
-_FIRST, _TENSORS = 0, 4  # columns of a header's words: the first is the version and contributors
+_HEAD = struct.Struct("<HH7I")
+_TENSORS = 3  # the index in a stamp
 _PROBLEMS = {
     1: "worker {} is in another step than other workers",
     2: "worker {} has applied other averages than other workers",
@@ -92,32 +93,41 @@ def checksum_of_job(number: int, identity: int) -> int:
 
 def wire_size(chunks: int) -> WireSize:
     """Return the size of a header for this number of chunks."""
-    return WireSize(_HEAD_BYTES + chunks)
+    return WireSize(_HEAD.size + chunks)
 
 
 def write(
     room: np.ndarray, stamp: Stamp, present: Union[bool, Sequence[bool]], contributors: int = 1
 ) -> None:
     """Write a header to its room: uint8, shape (bytes,). `present`: for all chunks or for each."""
-    room[:_HEAD_BYTES].view(np.uint32)[:] = (VERSION << 16 | contributors, *stamp)
-    room[_HEAD_BYTES:] = present
+    _HEAD.pack_into(room, 0, contributors, VERSION, *stamp)
+    room[_HEAD.size :] = present
 
 
-def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, np.ndarray, int]:
+def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, Sequence[int], int]:
     """Compare the headers of the workers with these ranks: uint8, shape (workers, bytes).
 
-    Return the outcome, for each chunk whether there is a gradient, and the number of contributors.
+    Return the outcome, the numbers of the chunks without a gradient, and that of the contributors.
     """
-    words = rows[:, :_HEAD_BYTES].view(np.uint32)
-    contributors = int((words[:, _FIRST] & 0xFFFF).sum())
-    return compared(words[:, 1:], ranks), rows[:, _HEAD_BYTES:].any(axis=0), contributors
+    heads = [_HEAD.unpack_from(row) for row in rows]
+    outcome = compared([stamp for _, _, *stamp in heads], ranks)
+    return outcome, _unused(rows), sum(contributors for contributors, *_ in heads)
 
 
-def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
-    """Compare the stamps, shape (workers, 7), of the workers with these ranks."""
-    tensors = stamps[:, _TENSORS - 1]
-    if (stamps == stamps[0]).all() and tensors[0] != _BROKEN:
+def _unused(rows: np.ndarray) -> List[int]:
+    """Return the numbers of the chunks without a gradient on any worker."""
+    if 0 not in rows[0, _HEAD.size :].tobytes():
+        return []  # in nearly all steps
+    (unused,) = np.nonzero(~rows[:, _HEAD.size :].any(axis=0))
+    return unused.tolist()
+
+
+def compared(each: Sequence[Sequence[int]], ranks: Sequence[int]) -> Stamp:
+    """Compare the stamps of the workers with these ranks."""
+    if each.count(each[0]) == len(each) and each[0][_TENSORS] != _BROKEN:
         return SAME  # in nearly all steps
+    stamps = np.array(each, np.uint32)
+    tensors = stamps[:, _TENSORS]
     (broken,) = np.nonzero(tensors == _BROKEN)
     if broken.size:
         return Stamp(*stamps[broken[0], :2].tolist())
@@ -128,7 +138,7 @@ def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
         (others,) = np.nonzero(column != column[:1])
         if others.size:
             return Stamp(kind, ranks[workers[others[0]]])
-    return _compared_weights(stamps[with_gradients, _TENSORS:], np.take(ranks, with_gradients))
+    return _compared_weights(stamps[with_gradients, _TENSORS + 1 :], np.take(ranks, with_gradients))
 
 
 def _compared_weights(samples: np.ndarray, ranks: np.ndarray) -> Stamp:
@@ -143,15 +153,15 @@ def _compared_weights(samples: np.ndarray, ranks: np.ndarray) -> Stamp:
     return SAME
 
 
-def read_answer(room: np.ndarray) -> Tuple[Stamp, np.ndarray, int]:
-    """Return an owner's outcome, for each chunk whether there is a gradient, and contributors."""
-    contributors, *outcome = room[:_HEAD_BYTES].view(np.uint32)[:_TENSORS].tolist()
-    return Stamp(*outcome), room[_HEAD_BYTES:] != 0, contributors & 0xFFFF
+def read_answer(rows: np.ndarray) -> Tuple[Stamp, Sequence[int], int]:
+    """Return the result of `read` that an owner has sent: uint8, shape (1, bytes)."""
+    contributors, _, *outcome = _HEAD.unpack_from(rows[0])
+    return Stamp(*outcome), _unused(rows), contributors
 
 
 def broken(outcome: Stamp) -> np.ndarray:
     """Return the header of a worker that has noticed this outcome, without chunks: uint8."""
-    room = np.zeros(_HEAD_BYTES, np.uint8)
+    room = np.zeros(_HEAD.size, np.uint8)
     write(room, outcome._replace(tensors=_BROKEN), (), 0)
     return room
 

@@ -71,10 +71,14 @@ class Job:
     scale: float  # of this worker's values
     contributors: int = 1  # the number of workers whose sum they are
 
-    def state_for(self, coder: Coder, tensor: str) -> kernels.StateOfCall:
-        """Return where a coder reads and writes its state when it compresses part of a tensor."""
+    def states_for(
+        self, coders: Iterable[Coder], tensors: Iterable[str]
+    ) -> List[kernels.StateOfCall]:
+        """Return where coders read and write their states when they compress parts of tensors."""
         continues = self.request.continues
-        return coder.in_place() if continues is None else coder.turn(tensor in continues)
+        if continues is None:
+            return [coder.in_place() for coder in coders]
+        return [coder.turn(tensor in continues) for coder, tensor in zip(coders, tensors)]
 
     def stamp_of(self, identity: int) -> Stamp:
         """Return the stamp for a transfer with this `header.identity`."""

@@ -149,8 +149,8 @@ class _Sums:
     def of(self, piece: Slice) -> Array:
         return self._sums[piece]
 
-    def address(self, piece: Slice) -> int:
-        return self._addresses[piece]
+    def addresses(self, pieces: Sequence[Slice]) -> List[int]:
+        return [self._addresses[piece] for piece in pieces]
 
     def queue(self) -> ContextManager[Optional[int]]:
         return self._order.queue()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import (
     Any,
@@ -110,12 +109,21 @@ class Meter:
         changed = {name: getattr(self, name) - getattr(earlier, name) for name in names}
         return replace(self, **changed)
 
-    @contextmanager
-    def timing(self, field: str) -> Iterator[None]:
+    def timing(self, field: str) -> _Timing:
         """Return a context that adds its duration in seconds to a field."""
-        began = time.perf_counter()
-        yield
-        setattr(self, field, getattr(self, field) + time.perf_counter() - began)
+        return _Timing(self, field)
+
+
+class _Timing:
+    def __init__(self, meter: Meter, field: str) -> None:
+        self._meter, self._field = meter, field
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *error: Any) -> None:
+        seconds = getattr(self._meter, self._field) + time.perf_counter() - self._began
+        setattr(self._meter, self._field, seconds)
 
 
 class Window:

@@ -280,10 +280,7 @@ class HeadedChunks:
 
     def read_answer(self) -> Found:
         """Return the result of `read` from an owner's header."""
-        return self._found(*header.read_answer(self._header[0])) if self.chunks else Found()
+        return self._found(*header.read_answer(self._header)) if self.chunks else Found()
 
-    def _found(self, outcome: Stamp, present: np.ndarray, contributors: int) -> Found:
-        if present.all():
-            return Found(outcome, frozenset(), contributors)
-        unused = {chunk for chunk, here in zip(self.chunks, present) if not here}
-        return Found(outcome, unused, contributors)
+    def _found(self, outcome: Stamp, unused: Sequence[int], contributors: int) -> Found:
+        return Found(outcome, {self.chunks[number] for number in unused}, contributors)

@@ -18,7 +18,7 @@ from .plan import batches
 from .transfer import Link, Stages, Transfer
 from .transport import Members
 
-_TRANSFER_BYTES = 256 * 1024  # that a worker sends in one collective, approximately
+_TRANSFER_BYTES = 512 * 1024  # that a worker sends in one collective, approximately
 
 
 class Transfers:

@@ -89,7 +89,8 @@ class Batch:
             workspace = aligned_zeros(size, np.uint8)
             workspaces = [workspace.ctypes.data] * count
         self._codecs = codecs
-        self._columns = np.frombuffer(self._calls, _COLUMNS) if count else np.empty(0, _COLUMNS)
+        columns = np.frombuffer(self._calls, _COLUMNS) if count else np.empty(0, _COLUMNS)
+        self._columns = {name: columns[name] for name in columns.dtype.names}
         self._kept = [payload, payloads, workspace]  # the calls hold their addresses
         for i, (call, codec) in enumerate(zip(self._calls, codecs)):
             call.threads = 1
@@ -139,14 +140,14 @@ class Batch:
         if not len(self._calls):
             return
         columns = self._columns
-        columns["codec"] = [c.handle.value for c in self._codecs]  # `set_options` replaces it
-        columns["scale"] = scale
-        columns["ratio"] = 1.0 if ratios is None else ratios
+        columns["codec"][:] = [c.handle.value for c in self._codecs]  # `set_options` replaces it
+        columns["scale"][:] = scale
+        columns["ratio"][:] = 1.0 if ratios is None else ratios
         if values is not None:
-            columns["values"] = values
+            columns["values"][:] = values
         if positions is not None:
             for call, position in zip(self._calls, positions):
                 call.position = position
         if states is not None:
-            columns["state"], columns["earlier"] = zip(*states)
+            columns["state"][:], columns["earlier"][:] = zip(*states)
         check(self._function(self._calls, len(self._calls)))

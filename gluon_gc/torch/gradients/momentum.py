@@ -122,24 +122,25 @@ class Momentum:
         `exempted` are the names of parameters whose compressor applies none.
         """
         mu = self._current()
-        decay = {
-            parameter: group.get("weight_decay", 0.0)
+        decays = {
+            id(parameter): group.get("weight_decay", 0.0)
             for group in param_groups(self.optimizer)
             for parameter in group["params"]
         }
+        used = [(n, p) for n, p in parameters if id(p) in decays and p.grad is not None]
+        if used and mu != self.mu:
+            raise ValueError(
+                f"the optimizer's momentum was changed from {self.mu} to {mu} between backward and "
+                "step, but compression has applied it: change it after the step, as PyTorch's "
+                "schedulers do"
+            )
         with torch.no_grad():
-            for name, parameter in parameters:
-                if parameter.grad is None or parameter not in decay:
-                    continue
-                if mu != self.mu:
-                    raise ValueError(
-                        f"the optimizer's momentum was changed from {self.mu} to {mu} between "
-                        "backward and step, but compression has applied it: change it after the "
-                        "step, as PyTorch's schedulers do"
-                    )
+            for name, parameter in used:
                 if name in exempted:
                     self._add_to_gradient(name, parameter.grad)
-                self._add_weight_decay(name, parameter, decay[parameter])
+                decay = decays[id(parameter)]
+                if decay or name in self.state["weight_decay"]:
+                    self._add_weight_decay(name, parameter, decay)
 
     def take(self) -> None:
         """Set the optimizer's own momentum to 0, until `after_step`."""
@@ -171,8 +172,6 @@ class Momentum:
             gradient.copy_(m)
 
     def _add_weight_decay(self, name: str, parameter: torch.nn.Parameter, decay: float) -> None:
-        if not decay and name not in self.state["weight_decay"]:
-            return
         w = self._of("weight_decay", name, parameter.detach())
         nesterov = self._has_nesterov[name]
         previous = None if nesterov else w.clone()

@@ -193,10 +193,11 @@ class CompressionState:
         ValueError
             The parameter is not among named_parameters.
         """
-        if parameter not in self._names:
+        name = self._names.get(parameter)
+        if name is None:
             shape = tuple(parameter.shape)
             raise ValueError(f"a parameter of shape {shape} is not among named_parameters")
-        return self._names[parameter]
+        return name
 
     def needs_no_hook(self) -> None:
         """Let optimizers step before the first exchange.

@@ -230,7 +230,7 @@ class _GpuCalls:
 
     def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
         values = job.request.values
-        addresses = [values.address(chunk.piece) for chunk in self._outgoing]
+        addresses = values.addresses([chunk.piece for chunk in self._outgoing])
         with values.queue(), self._order.queue() as stream:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios, states)
@@ -238,7 +238,7 @@ class _GpuCalls:
 
     def _decode(self, job: Job, positions: Positions) -> None:
         sums = job.request.sums
-        addresses = [sums.address(chunk.piece) for chunk in self.delivered]
+        addresses = sums.addresses([chunk.piece for chunk in self.delivered])
         with sums.queue(), self._order.queue() as stream:
             self._decompress.queue(stream)
             self._decompress(addresses, positions)

@@ -81,11 +81,11 @@ class SparseSum(Stages):
         request, (own_indices, own_values) = task.job.request, task.under_way
         self._heads.wait()
         headers, all_counts = self._heads.rows
-        outcome, present, _ = header.read(headers, self._ranks)
+        outcome, unused, _ = header.read(headers, self._ranks)
         counts, dimensions = all_counts.copy().view(np.int64).T.tolist()
         self._heads.expect()
         task.note(outcome)
-        if not present.any():
+        if unused:
             task.unused.add(request.name)
         if request.is_absent:
             own_values = own_values.new_empty(0, *request.values.shape[max(dimensions) :])

@@ -13,6 +13,7 @@ from typing import (
     List,
     Mapping,
     Optional,
+    Sequence,
 )
 
 import torch
@@ -136,10 +137,10 @@ class Staged:
         """Return the values of a slice."""
         return self._values[piece.tensor][piece.begin : piece.end]
 
-    def address(self, piece: Slice) -> int:
-        """Return the memory address of the values of a slice."""
-        begin, itemsize = self._begins[piece.tensor]
-        return begin + piece.begin * itemsize
+    def addresses(self, pieces: Sequence[Slice]) -> List[int]:
+        """Return the memory addresses of the values of slices."""
+        begins = [self._begins[piece.tensor] for piece in pieces]
+        return [begin + piece.begin * size for piece, (begin, size) in zip(pieces, begins)]
 
     def queue(self) -> ContextManager[Optional[int]]:
         """Return a `gpu.queue` on their device, after the work that computes them."""

@@ -232,8 +232,8 @@ class Values:
     def of(self, piece: Any) -> np.ndarray:
         return self.arrays[piece.tensor][piece.begin : piece.end]
 
-    def address(self, piece: Any) -> int:
-        return self.of(piece).ctypes.data
+    def addresses(self, pieces: Sequence[Any]) -> List[int]:
+        return [self.of(piece).ctypes.data for piece in pieces]
 
 
 def finished(start: Callable[..., None], request: Request, *args: Any) -> Result:
