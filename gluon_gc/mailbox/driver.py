@@ -4,8 +4,9 @@ What a worker has changed, and no round has counted yet, is in one of these:
 
 - in its parameters: the difference between the anchor and the parameter;
 - in the residuals of its compressors;
-- in `_Lane.uncounted`: differences that were in the parameters, or the negative of those that still
-  are, although a round has counted them.
+- in `_Lane.uncounted`: differences that were in the parameters.
+
+What is still in the parameters although a round has counted it is in `_Lane.counted`.
 """
 
 from __future__ import annotations
@@ -228,9 +229,11 @@ class MailboxDriver(Driver):
         lane = self._lanes.get(kind)
         if lane is not None:
             lane.settle(outcome, restarted=bool(last))
-        if outcome.nonfinite:
-            for name in self._rounds[kind]:
-                parameters[name][:] = self.state["anchor"][name]
+        if outcome.nonfinite:  # a NaN has spread to the parameters of all kinds
+            for name, anchor in self.state["anchor"].items():
+                parameters[name][:] = anchor
+            for each in self._lanes.values():
+                each.restart(self.samples)
         return last or {}
 
     def leave(self) -> None:
@@ -319,14 +322,17 @@ class _Signals:
 
 
 class _Lane:
-    """The rounds of one kind: the one under way, and what no round has counted yet."""
+    """The rounds of one kind: the one under way, and what the next one must add or leave out."""
 
     def __init__(self, participant: Participant, epoch: Optional[int]) -> None:
         self.participant, self.epoch = participant, epoch  # the epoch is set in the next round
-        self.uncounted: Arrays = {}
+        self.uncounted: Arrays = {}  # by any round, and no longer in the parameters
+        self.counted: Arrays = {}  # by a round, and still in the parameters
         self._under_way: Optional[Future[Outcome]] = None
-        self._sent: Arrays = {}
+        self._made: Arrays = {}  # the changes in the parameters at the last contribution
+        self._sent: Arrays = {}  # what it was
         self._samples = self._counted_samples = 0.0  # of the last contribution; that counted
+        self._has_restarted = False  # while the round was under way
 
     @property
     def is_idle(self) -> bool:
@@ -354,10 +360,12 @@ class _Lane:
     def _contribution(
         self, differences: Arrays, samples: float, about: Dict[str, Any]
     ) -> Contribution:
+        self._made, self._sent, self._samples = differences, dict(differences), samples
         for name, values in self.uncounted.items():
-            differences[name] += values
-        self._sent, self._samples = differences, samples
-        return Contribution(differences, samples - self._counted_samples, about)
+            self._sent[name] = self._sent[name] + values
+        for name, values in self.counted.items():
+            self._sent[name] = self._sent[name] - values
+        return Contribution(self._sent, samples - self._counted_samples, about)
 
     def finished(self) -> Optional[Outcome]:
         """The outcome of the round under way, if it has ended."""
@@ -382,25 +390,24 @@ class _Lane:
     def settle(self, outcome: Outcome, restarted: bool) -> None:
         """Note the outcome, and whether the parameters have restarted from the anchor."""
         self._under_way = None
-        sent, self._sent = self._sent, {}
+        restarted, self._has_restarted = restarted or self._has_restarted, False
+        (made, self._made), (sent, self._sent) = (self._made, {}), (self._sent, {})
         if not sent:
             return  # it has only joined
         if outcome.counted:
             self._counted_samples = self._samples
-            if restarted:
-                self.uncounted = {}
-            else:  # the parameters still have what was counted
-                own = self.uncounted
-                self.uncounted = {
-                    name: own[name] - values if name in own else -values
-                    for name, values in sent.items()
-                }
+            self.uncounted, self.counted = {}, {} if restarted else made
             return
         self.participant.packing.take_back()
-        if outcome.nonfinite:  # the steps since the last contribution are undone
-            self._counted_samples = self._samples
-        elif restarted:
-            self.uncounted = sent
+        if restarted and not outcome.nonfinite:
+            self.uncounted, self.counted = sent, {}
+
+    def restart(self, samples: float) -> None:
+        """Note that a NaN has undone the changes in the parameters, and the steps so far."""
+        if self.is_idle:
+            self.counted, self._counted_samples = {}, samples
+        else:
+            self._has_restarted = True
 
     def leave(self, differences: Arrays, samples: float, about: Dict[str, Any]) -> None:
         self.participant.leave(self._contribution(differences, samples, about))

@@ -78,17 +78,37 @@ class Accounting(MailboxDriver):
         return noting
 
     def _apply(self, kind, *args, **kwargs):
-        own, names = self._front_end, self._rounds[kind]
+        own, names, lane = self._front_end, self._rounds[kind], self._lanes[kind]
         had_nan = any(np.isnan(own.values[name]).any() for name in names)
+        counted, dropped = shaped(lane.counted), self._only_in_parameters(kind)
         averages = super()._apply(kind, *args, **kwargs)
         if had_nan and not any(np.isnan(own.values[name]).any() for name in names):
+            assert_equal(own.values, self.state["anchor"])
             uncounted, missing = own.uncounted(), own.missing()
             for name in names:
                 np.testing.assert_allclose(
-                    uncounted[name], own.before[kind][name], atol=1e-5, err_msg=name
+                    uncounted[name],
+                    own.before[kind][name] + counted.get(name, 0),
+                    atol=1e-5,
+                    err_msg=name,
                 )
-                own.dropped[name] += missing[name]
+                dropped[name] = missing[name]
+            for name, values in dropped.items():
+                own.dropped[name] += values
         return averages
+
+    def _only_in_parameters(self, but):
+        """The changes of other kinds in the parameters that are neither counted nor under way."""
+        changes, found = self._front_end.changes(), {}
+        for kind, lane in self._lanes.items():
+            elsewhere = shaped(lane.counted if lane.is_idle else lane._made)
+            for name in self._rounds[kind] if kind != but else ():
+                found[name] = changes[name] - elsewhere.get(name, 0)
+        return found
+
+
+def shaped(arrays):
+    return {name: values.reshape(SHAPES[name]) for name, values in arrays.items()}
 
 
 class Disturbed(Member):

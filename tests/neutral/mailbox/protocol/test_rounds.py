@@ -145,6 +145,33 @@ def test_two_deciders_at_once_write_one_result_and_one_state(url):
         assert digest(member.shared()) == expected
 
 
+class Spreading(Member):
+    """A worker whose parameters all become NaN when one does, as in training."""
+
+    def update(self):
+        super().update()
+        if any(np.isnan(x).any() for x in self.values.values()):
+            for x in self.values.values():
+                x[:] = np.nan
+
+
+def test_a_worker_recovers_from_a_nan_in_all_fragments(url):
+    params = {"compressor": "onebit", "ef": "vanilla"}
+    options = {"every": 2, "fragments": 2}
+    members = [Member(url, 0, options, params, grace=LONG).join()]
+    members.append(Spreading(url, 1, options, params, grace=LONG).join())
+    require_in_step(members)
+    bad = members[1]
+    in_threads(*(partial(member.train, 2) for member in members))
+    bad.nan_in = "b"
+    in_threads(*(partial(member.train, 1) for member in members))
+    assert_equal(bad.values, bad.driver.state["anchor"])
+    in_threads(*(partial(member.train, 1) for member in members))
+    assert all(np.isfinite(x).all() for x in bad.values.values())
+    assert counted(results(url, "difference.0")[2]) == [members[0].name]
+    assert len(counted(results(url, "difference.1")[2])) == 2
+
+
 @pytest.mark.parametrize("overlap", [0, 2])
 @pytest.mark.parametrize("mix", [0, 0.5])
 def test_a_nan_excludes_its_worker_and_names_the_parameter_to_all(url, mix, overlap, logged):

@@ -140,9 +140,10 @@ class Member(Worker):
         """What no round has counted, outside of the parameters."""
         found = {name: np.zeros(shape) for name, shape in SHAPES.items()}
         for lane in self.driver._lanes.values():
-            for arrays in (lane.participant.packing.residuals(), lane.uncounted):
+            own = lane.participant.packing.residuals(), lane.uncounted, lane.counted
+            for sign, arrays in zip((1, 1, -1), own):
                 for name, values in arrays.items():
-                    found[name] += values.reshape(SHAPES[name])
+                    found[name] += sign * values.reshape(SHAPES[name])
         return found
 
     def changes(self):
