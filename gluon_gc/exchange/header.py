@@ -107,7 +107,7 @@ def write(
 def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, Sequence[int], int]:
     """Compare the headers of the workers with these ranks: uint8, shape (workers, bytes).
 
-    Return the outcome, the numbers of the chunks without a gradient, and that of the contributors.
+    Return the outcome, the indices of the chunks without a gradient, and how many contributed.
     """
     heads = [_HEAD.unpack_from(row) for row in rows]
     outcome = compared([stamp for _, _, *stamp in heads], ranks)
@@ -115,18 +115,18 @@ def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, Sequence[int], 
 
 
 def _unused(rows: np.ndarray) -> List[int]:
-    """Return the numbers of the chunks without a gradient on any worker."""
+    """Return the indices of the chunks without a gradient on any worker."""
     if 0 not in rows[0, _HEAD.size :].tobytes():
         return []  # in nearly all steps
     (unused,) = np.nonzero(~rows[:, _HEAD.size :].any(axis=0))
     return unused.tolist()
 
 
-def compared(each: Sequence[Sequence[int]], ranks: Sequence[int]) -> Stamp:
+def compared(received: Sequence[Sequence[int]], ranks: Sequence[int]) -> Stamp:
     """Compare the stamps of the workers with these ranks."""
-    if each.count(each[0]) == len(each) and each[0][_TENSORS] != _BROKEN:
+    if received.count(received[0]) == len(received) and received[0][_TENSORS] != _BROKEN:
         return SAME  # in nearly all steps
-    stamps = np.array(each, np.uint32)
+    stamps = np.array(received, np.uint32)
     tensors = stamps[:, _TENSORS]
     (broken,) = np.nonzero(tensors == _BROKEN)
     if broken.size:

@@ -2,11 +2,10 @@
 
 What a worker has changed, and no round has counted yet, is in one of these:
 
-- in its parameters: the difference between the anchor and the parameter;
+- in its parameters: the difference between the anchor and the parameter, less `_Lane.counted`,
+  which a round has counted already;
 - in the residuals of its compressors;
 - in `_Lane.uncounted`: differences that were in the parameters.
-
-What is still in the parameters although a round has counted it is in `_Lane.counted`.
 """
 
 from __future__ import annotations
@@ -229,11 +228,11 @@ class MailboxDriver(Driver):
         lane = self._lanes.get(kind)
         if lane is not None:
             lane.settle(outcome, restarted=bool(last))
-        if outcome.nonfinite:  # a NaN has spread to the parameters of all kinds
+        if outcome.nonfinite:  # it may have spread to the parameters of all kinds
             for name, anchor in self.state["anchor"].items():
                 parameters[name][:] = anchor
             for each in self._lanes.values():
-                each.restart(self.samples)
+                each.restart()
         return last or {}
 
     def leave(self) -> None:
@@ -242,6 +241,7 @@ class MailboxDriver(Driver):
         for kind, lane in self._lanes.items():
             if not lane.is_idle:
                 self._apply(kind, lane.last_outcome(), answers=False)
+        for kind, lane in self._lanes.items():
             if not lane.is_idle:  # its payload is in the open round
                 lane.participant.leave_before(lane.participant.round + 1)
             else:
@@ -330,7 +330,7 @@ class _Lane:
         self.counted: Arrays = {}  # by a round, and still in the parameters
         self._under_way: Optional[Future[Outcome]] = None
         self._made: Arrays = {}  # the changes in the parameters at the last contribution
-        self._sent: Arrays = {}  # what it was
+        self._sent: Arrays = {}  # that contribution: `_made`, with `uncounted`, without `counted`
         self._samples = self._counted_samples = 0.0  # of the last contribution; that counted
         self._has_restarted = False  # while the round was under way
 
@@ -399,13 +399,15 @@ class _Lane:
             self.uncounted, self.counted = {}, {} if restarted else made
             return
         self.participant.packing.take_back()
-        if restarted and not outcome.nonfinite:
+        if outcome.nonfinite:  # its steps are undone
+            self._counted_samples = self._samples
+        elif restarted:
             self.uncounted, self.counted = sent, {}
 
-    def restart(self, samples: float) -> None:
-        """Note that a NaN has undone the changes in the parameters, and the steps so far."""
+    def restart(self) -> None:
+        """Note that a NaN has undone the changes in the parameters."""
         if self.is_idle:
-            self.counted, self._counted_samples = {}, samples
+            self.counted = {}
         else:
             self._has_restarted = True
 

@@ -219,10 +219,12 @@ class _GpuCalls:
         self, chunks: Sequence[ExchangedChunk], buffers: Buffers, memory: Sequence[torch.Tensor]
     ) -> None:
         device = chunks[0].device
-        self._outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
+        outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
+        self._encoded = [chunk.piece for chunk in outgoing]
+        self._written = [chunk.piece for chunk in self.delivered]
         with gpu.queue(device):
-            self._compress = GpuBatch("compress", device, [c.coder for c in self._outgoing])
-            self._compress.write([buffers.sent[c] for c in self._outgoing])
+            self._compress = GpuBatch("compress", device, [c.coder for c in outgoing])
+            self._compress.write([buffers.sent[c] for c in outgoing])
             self._decompress = GpuBatch("decompress", device, [c.coder for c in self.delivered])
             self._decompress.read([buffers.answers[c] for c in self.delivered])
             memory = *memory, *self._compress.memory, *self._decompress.memory
@@ -230,7 +232,7 @@ class _GpuCalls:
 
     def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
         values = job.request.values
-        addresses = values.addresses([chunk.piece for chunk in self._outgoing])
+        addresses = values.addresses(self._encoded)
         with values.queue(), self._order.queue() as stream:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios, states)
@@ -238,7 +240,7 @@ class _GpuCalls:
 
     def _decode(self, job: Job, positions: Positions) -> None:
         sums = job.request.sums
-        addresses = sums.addresses([chunk.piece for chunk in self.delivered])
+        addresses = sums.addresses(self._written)
         with sums.queue(), self._order.queue() as stream:
             self._decompress.queue(stream)
             self._decompress(addresses, positions)

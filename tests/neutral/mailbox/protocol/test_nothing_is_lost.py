@@ -133,9 +133,10 @@ class Disturbed(Member):
         if (kind, number) in self.seen:
             return  # of a removed round, from a worker that slept meanwhile: nobody may apply it
         self.seen.add((kind, number))
-        listed = [entry["worker"] for entry in read(url, name).header["counted"]]
-        if self.name not in listed:
+        weights = {each["worker"]: each["weight"] for each in read(url, name).header["counted"]}
+        if self.name not in weights:
             return
+        assert weights[self.name] > 0  # or the run would lose the payload
         payload = read(url, objects.payload_name(kind, int(number), self.name))
         names = self.driver._rounds[kind]
         tensors = [Tensor(n, int(np.prod(SHAPES[n])), "float32", self.params) for n in names]
@@ -248,6 +249,7 @@ CASES = {
     "onebit": (ONEBIT, {}),
     "onebit, overlap": (ONEBIT, {"every": 2, "overlap": 1}),
     "onebit, fragments": (ONEBIT, {"every": 3, "fragments": 3}),
+    "onebit, fragments, overlap": (ONEBIT, {"every": 4, "fragments": 2, "overlap": 1}),
 }
 
 

@@ -172,6 +172,19 @@ def test_a_worker_recovers_from_a_nan_in_all_fragments(url):
     assert len(counted(results(url, "difference.1")[2])) == 2
 
 
+def test_a_nan_of_another_fragment_leaves_a_payload_its_weight(url):
+    params = {"compressor": "onebit", "ef": "vanilla"}
+    options = {"every": 2, "fragments": 2, "overlap": 1}
+    members = [Member(url, rank, options, params, grace=LONG).join() for rank in range(2)]
+    require_in_step(members)
+    in_threads(*(partial(member.train, 2) for member in members))
+    members[1].nan_in = "w"
+    for steps in (1, 2):
+        in_threads(*(partial(member.train, steps) for member in members))
+    assert counted(results(url, "difference.0")[2]) == [members[0].name]
+    assert [e["weight"] for e in results(url, "difference.1")[2]["counted"]] == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("overlap", [0, 2])
 @pytest.mark.parametrize("mix", [0, 0.5])
 def test_a_nan_excludes_its_worker_and_names_the_parameter_to_all(url, mix, overlap, logged):
