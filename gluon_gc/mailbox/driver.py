@@ -228,7 +228,7 @@ class MailboxDriver(Driver):
         lane = self._lanes.get(kind)
         if lane is not None:
             lane.settle(outcome, restarted=bool(last))
-        if outcome.nonfinite:  # it may have spread to the parameters of all kinds
+        if outcome.nonfinite:  # all kinds: others may have a NaN from this one
             for name, anchor in self.state["anchor"].items():
                 parameters[name][:] = anchor
             for each in self._lanes.values():
