@@ -161,7 +161,7 @@ class HostCalls:
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
         self.outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
         self._encoded = [chunk.piece for chunk in self.outgoing]
-        self._decoded = [chunk.piece for chunk in self.delivered]
+        self._written = [chunk.piece for chunk in self.delivered]
         self._compress = kernels.Batch(
             "compress",
             [chunk.coder.codec for chunk in self.outgoing],
@@ -178,7 +178,7 @@ class HostCalls:
         self._aggregate(positions=positions, states=states)
 
     def decompress(self, job: Job, positions: Positions) -> List[bool]:
-        self._decompress(job.request.sums.addresses(self._decoded), positions)
+        self._decompress(job.request.sums.addresses(self._written), positions)
         return finite(self._decompress)
 
 

@@ -50,10 +50,9 @@ class _Message:
     def __init__(
         self, sizes: WireSizes, memory: Memory, rooms_memory: Optional[np.ndarray] = None
     ) -> None:
-        begins = offsets(size.most for size in sizes)
-        rooms = memory(begins[-1]) if rooms_memory is None else rooms_memory
         self._sizes, self._most = sizes, [size.most for size in sizes]
-        self._total = sum(self._most)
+        begins = offsets(self._most)
+        rooms = memory(begins[-1]) if rooms_memory is None else rooms_memory
         self._varies = any(size.used is not None for size in sizes)
         self.rooms = [rooms[begin : begin + size.most] for begin, size in zip(begins, sizes)]
         self.wire = memory(begins[-1]) if self._varies else rooms  # a received one may be shorter
@@ -80,7 +79,7 @@ class _Message:
     def unpack(self) -> int:
         """Copy the received bytes to the rooms, and return their number."""
         if not self._varies:
-            return self._total
+            return sum(self._most)
         end = 0
         for size, room in zip(self._sizes, self.rooms):
             received = self.wire[end : end + size.most]

@@ -330,7 +330,6 @@ class _Lane:
         self.counted: Arrays = {}  # by a round, and still in the parameters
         self._under_way: Optional[Future[Outcome]] = None
         self._made: Arrays = {}  # the changes in the parameters at the last contribution
-        self._sent: Arrays = {}  # that contribution: `_made`, with `uncounted`, without `counted`
         self._samples = self._counted_samples = 0.0  # of the last contribution; that counted
         self._has_restarted = False  # while the round was under way
 
@@ -360,12 +359,17 @@ class _Lane:
     def _contribution(
         self, differences: Arrays, samples: float, about: Dict[str, Any]
     ) -> Contribution:
-        self._made, self._sent, self._samples = differences, dict(differences), samples
+        self._made, self._samples = differences, samples
+        return Contribution(self._due(differences), samples - self._counted_samples, about)
+
+    def _due(self, made: Arrays) -> Arrays:
+        """The changes in the parameters, with `uncounted` and without `counted`."""
+        due = dict(made)
         for name, values in self.uncounted.items():
-            self._sent[name] = self._sent[name] + values
+            due[name] = due[name] + values
         for name, values in self.counted.items():
-            self._sent[name] = self._sent[name] - values
-        return Contribution(self._sent, samples - self._counted_samples, about)
+            due[name] = due[name] - values
+        return due
 
     def finished(self) -> Optional[Outcome]:
         """The outcome of the round under way, if it has ended."""
@@ -391,8 +395,8 @@ class _Lane:
         """Note the outcome, and whether the parameters have restarted from the anchor."""
         self._under_way = None
         restarted, self._has_restarted = restarted or self._has_restarted, False
-        (made, self._made), (sent, self._sent) = (self._made, {}), (self._sent, {})
-        if not sent:
+        made, self._made = self._made, {}
+        if not made:
             return  # it has only joined
         if outcome.counted:
             self._counted_samples = self._samples
@@ -402,7 +406,7 @@ class _Lane:
         if outcome.nonfinite:  # its steps are undone
             self._counted_samples = self._samples
         elif restarted:
-            self.uncounted, self.counted = sent, {}
+            self.uncounted, self.counted = self._due(made), {}
 
     def restart(self) -> None:
         """Note that a NaN has undone the changes in the parameters."""

@@ -123,11 +123,11 @@ class Momentum:
         """
         mu = self._current()
         decays = {
-            id(parameter): group.get("weight_decay", 0.0)
+            parameter: group.get("weight_decay", 0.0)
             for group in param_groups(self.optimizer)
             for parameter in group["params"]
         }
-        used = [(n, p) for n, p in parameters if id(p) in decays and p.grad is not None]
+        used = [(n, p) for n, p in parameters if p in decays and p.grad is not None]
         if used and mu != self.mu:
             raise ValueError(
                 f"the optimizer's momentum was changed from {self.mu} to {mu} between backward and "
@@ -138,7 +138,7 @@ class Momentum:
             for name, parameter in used:
                 if name in exempted:
                     self._add_to_gradient(name, parameter.grad)
-                decay = decays[id(parameter)]
+                decay = decays[parameter]
                 if decay or name in self.state["weight_decay"]:
                     self._add_weight_decay(name, parameter, decay)
 

@@ -62,7 +62,9 @@ class _Average:
     # computes, is whether the step did not apply it.
     unless: Tuple[Callable[[], bool], ...] = ()
     versions: Tuple[int, int] = (0, 0)  # of parameter and gradient, before the step under way
-    excluded: bool = False  # the script has said that no optimizer will apply it
+
+    def __init__(self, excluded: bool) -> None:
+        self.excluded = excluded  # the script has said that no optimizer will apply it
 
     def is_in(self, gradient: torch.Tensor) -> bool:
         known = self.gradient is not None and self.gradient() is gradient
@@ -85,8 +87,7 @@ class Undo(StepObserver):
     ) -> None:
         super().__init__()
         self._parameters, self._take_back = parameters, take_back
-        self._known = set(parameters.values())
-        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._names = {parameter: name for name, parameter in parameters.items()}
         self._averages: Dict[str, _Average] = {}
         self._last: Set[str] = set()  # all exchanged names of the last step
         self.digest = 0  # a 32-bit checksum of all names taken back so far, equal on all workers
@@ -132,12 +133,9 @@ class Undo(StepObserver):
 
     def exchanged(self, names: Iterable[str]) -> None:
         """Record that these gradients are averages now. The names are the same on all workers."""
-        averages = {name: _Average() for name in names}
+        averages = {name: _Average(self._excludes) for name in names}
         self._last.update(averages)
         self._averages.update(averages)
-        if self._excludes:
-            for average in averages.values():
-                average.excluded = True
         if self._closures:
             self._shown.update(averages)
         for name in self._marked.keys() & averages.keys():
@@ -262,7 +260,7 @@ class Undo(StepObserver):
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments:
         """Prepare to see what a step applies. With a closure, this is known after the step."""
-        if not steps_any(optimizer, self._known):
+        if not steps_any(optimizer, self._names):
             return None
         closure = closure_of(args, kwargs)
         self._marked.clear()
@@ -301,7 +299,7 @@ class Undo(StepObserver):
         changed: Dict[str, torch.Tensor] = {}
         for group in param_groups(optimizer) if self._averages else ():
             for parameter in group["params"]:
-                name = self._names.get(id(parameter))
+                name = self._names.get(parameter)
                 average = self._averages.get(name)
                 if average is None or average.excluded or average.kept is False:
                     continue

@@ -113,7 +113,5 @@ def test_a_site_of_two_processes_is_one_worker(url, workers):
     entries = [entry for each in replay.rounds for entry in each.counted]
     weights = {entry["weight"] for entry in entries if entry["worker"].startswith("w0")}
     assert 2 * EVERY_5["every"] in weights
-    assert all(
-        weight % 2 == 0 for weight in weights
-    )  # the last one of a site that leaves may be smaller
+    assert all(weight % 2 == 0 for weight in weights)  # that at a site's end may be smaller
     assert one.facts["worker"] != third.facts["worker"]
