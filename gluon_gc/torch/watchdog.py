@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Callable, Dict
 
@@ -47,8 +48,10 @@ def _start() -> None:
 
 
 def _run() -> None:
+    most = 0
     while True:
         time.sleep(_TICK)
-        most = env.get("GLUON_GC_STALL_SECONDS")
+        with suppress(ValueError):  # a later value that is not valid changes nothing
+            most = env.get("GLUON_GC_STALL_SECONDS")
         for wait in list(_waits.values()) if most else ():
             wait.tick(most)

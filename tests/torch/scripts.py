@@ -41,13 +41,18 @@ def run(file, *arguments, workers=2, **variables):
 
 def run_torchrun(file, *arguments, workers=2, timeout=_TIMEOUT, **variables):
     """Run a script in workers that torchrun starts, which takes longer; returns their output."""
-    done = subprocess.run(
+    launched = subprocess.Popen(
         command(file, *arguments, workers=workers),
         env=environ(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
-        timeout=timeout,
     )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    try:
+        said, _ = launched.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        launched.terminate()  # torchrun ends its workers; its death would leave them alone
+        said, _ = launched.communicate(timeout=_TIMEOUT)
+        raise AssertionError(f"{file} took longer than {timeout} s:\n{said}") from None
+    assert launched.returncode == 0, said
+    return said
