@@ -20,7 +20,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, List
+from typing import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 411e6 / 553e6  # the share of VGG-16's parameters that are in its largest layer
@@ -68,7 +68,7 @@ def _work(args: argparse.Namespace) -> None:
     trainer.allreduce_grads()
     mx.nd.waitall()
     file = Path(args.folder, f"states-{bps.rank()}")
-    seconds: Dict[str, List[float]] = {"write": [], "save": [], "load": []}
+    seconds: dict[str, list[float]] = {"write": [], "save": [], "load": []}
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:

@@ -18,7 +18,7 @@ import signal
 import statistics
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Iterator, NamedTuple, Sequence
 
 from methods import Method, methods
 from network import Network, bits, rates
@@ -41,7 +41,7 @@ class Result(NamedTuple):
     processor: float  # seconds of processor time, of all processes
 
 
-def model_shapes(name: str) -> List[Tuple[int, ...]]:
+def model_shapes(name: str) -> list[tuple[int, ...]]:
     """Return the gradient shapes of a model of Gluon's zoo, or those that a JSON file lists."""
     if name.endswith(".json"):
         return [tuple(shape) for shape in json.loads(Path(name).read_text())]
@@ -68,7 +68,7 @@ def run(
         "warm_up": WARM_UP,
     }
 
-    def words(rank: int) -> List[str]:
+    def words(rank: int) -> list[str]:
         return [str(HERE / "exchange.py"), json.dumps({**spec, "rank": rank})]
 
     role = MXNET_ROLE if method.engine == "mxnet" else ROLE
@@ -104,7 +104,7 @@ def run(
     )
 
 
-def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
+def rows(results: Sequence[Result]) -> Iterator[dict[str, object]]:
     """Yield the table's rows, one for each result."""
     seconds = {(r.method, r.rate): r.seconds for r in results}
     for r in results:
@@ -156,7 +156,7 @@ def main() -> None:
     shapes = model_shapes(arguments.model)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = [method for method in methods() if re.search(arguments.only, method.name)]
-    results: List[Result] = []
+    results: list[Result] = []
     for rate in arguments.rates:
         for method in chosen:
             print(f"{method.name} at {rate / 1e6:g} Mbit/s ...", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ import sys
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 from cluster import model_shapes
@@ -54,7 +54,7 @@ NAMES = {
 class Contest(NamedTuple):
     """Engines that take turns on one network, each in both trees."""
 
-    engines: Tuple[str, ...]
+    engines: tuple[str, ...]
     compression: str
     backend: str
     rate: float
@@ -79,7 +79,7 @@ class Cluster:
 
     def __init__(self, processes: Processes, workers: Sequence[subprocess.Popen]) -> None:
         self._processes, self._workers = processes, workers
-        self._processor: List[float] = []
+        self._processor: list[float] = []
 
     def _answer(self) -> None:
         self._workers[0].stdin.write("\n")
@@ -118,7 +118,7 @@ def measure(
     trees: Sequence[Path],
     shapes: Sequence[Sequence[int]],
     arguments: argparse.Namespace,
-) -> Dict[Tuple[str, int], Result]:
+) -> dict[tuple[str, int], Result]:
     """Run a contest; return the results by engine and number of the tree."""
     python = str(arguments.torch_python) if contest.backend == "torch" else sys.executable
     spec = {
@@ -128,7 +128,7 @@ def measure(
         "steps": arguments.steps,
         "warm_up": WARM_UP,
     }
-    clusters: Dict[Tuple[str, int], Cluster] = {}
+    clusters: dict[tuple[str, int], Cluster] = {}
     with ExitStack() as stack:
         network = stack.enter_context(Network(contest.workers + contest.servers, contest.rate))
         for engine, number in product(contest.engines, range(len(trees))):
@@ -136,7 +136,7 @@ def measure(
             processes = Processes(network, TIMEOUT, python, trees[number], port)
             stack.enter_context(processes)
 
-            def words(rank: int, engine: str = engine) -> List[str]:
+            def words(rank: int, engine: str = engine) -> list[str]:
                 own = {"engine": engine, "rank": rank}
                 return [str(HERE / "exchange.py"), json.dumps({**spec, **own})]
 
@@ -152,7 +152,7 @@ def measure(
         return {key: cluster.result(arguments.steps) for key, cluster in clusters.items()}
 
 
-def compared(name: str, this: np.ndarray, other: np.ndarray) -> Dict[str, str]:
+def compared(name: str, this: np.ndarray, other: np.ndarray) -> dict[str, str]:
     """Return a row that compares values of both trees, one value for each round."""
     low, ratio, high = np.percentile(this / other, (25, 50, 75))
     return {
@@ -163,7 +163,7 @@ def compared(name: str, this: np.ndarray, other: np.ndarray) -> Dict[str, str]:
     }
 
 
-def rows(contest: Contest, results: Dict[Tuple[str, int], Result]) -> Iterator[Dict[str, str]]:
+def rows(contest: Contest, results: dict[tuple[str, int], Result]) -> Iterator[dict[str, str]]:
     """Yield the table's rows for a contest."""
     for engine in contest.engines:
         this, other = results[engine, 0], results[engine, 1]

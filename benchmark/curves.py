@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 _SHOWN = 1.0  # nats above the target
 
@@ -23,11 +23,11 @@ class Curve(NamedTuple):
 
     method: str
     ours: bool
-    seconds: List[float]
-    losses: List[float]
+    seconds: list[float]
+    losses: list[float]
 
 
-def draw(panels: Mapping[str, Sequence[Curve]], target: Optional[float], path: str) -> None:
+def draw(panels: Mapping[str, Sequence[Curve]], target: float | None, path: str) -> None:
     """Draw the loss against seconds, in a panel for each rate of the links.
 
     The lines of PyTorch's and torchft's methods are dashed. A dotted line is the target, DDP's
@@ -42,7 +42,7 @@ def draw(panels: Mapping[str, Sequence[Curve]], target: Optional[float], path: s
     figure, axes = plt.subplots(
         1, len(panels), figsize=(4 + 3 * len(panels), 4.8), sharey=True, squeeze=False
     )
-    lines: Dict[str, Any] = {}
+    lines: dict[str, Any] = {}
     for axis, (rate, curves) in zip(axes[0], panels.items()):
         for method, ours, seconds, losses in curves:
             style = "-" if ours else "--"

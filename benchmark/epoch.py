@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 from network import Network, bits
 from processes import HERE, Processes, read_line
@@ -31,7 +31,7 @@ from make_data import make  # noqa: E402
 
 TIMEOUT = 600  # seconds for one job
 BASELINE, ALONE = "baseline", "no exchange"
-JOBS: Dict[str, str] = {
+JOBS: dict[str, str] = {
     BASELINE: "",
     "onebit": "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov",
     "topk": "--compressor topk --k 0.001",
@@ -72,7 +72,7 @@ def run(job: str, arguments: argparse.Namespace, folder: Path) -> Result:
     def log(rank: int) -> Path:
         return folder / f"{rank}.json"
 
-    def words(rank: int) -> List[str]:
+    def words(rank: int) -> list[str]:
         files = ["--data-dir", str(folder), "--logging-file", str(log(rank))]
         return [str(EXAMPLES / "cifar100" / "train_cifar100.py"), *options.split(), *files]
 
@@ -98,7 +98,7 @@ def run(job: str, arguments: argparse.Namespace, folder: Path) -> Result:
     )
 
 
-def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
+def rows(results: Sequence[Result]) -> Iterator[dict[str, object]]:
     """Yield the table's rows, one for each result."""
     seconds = {r.job: r.seconds for r in results}
     for r in results:
@@ -135,7 +135,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    results: List[Result] = []
+    results: list[Result] = []
     for job in (job for job in JOBS if re.search(arguments.only, job)):
         print(f"{job} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from importlib import import_module
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def main() -> None:
 
     for _ in range(spec["warm_up"]):
         step()
-    seconds: List[float] = []
+    seconds: list[float] = []
     for _ in range(spec["rounds"]):
         engine.barrier()
         if spec["rank"] == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +14,7 @@ Shapes = Sequence[Tuple[int, ...]]
 class Engine:
     """Exchanges the arrays in `gradients`, which a subclass creates."""
 
-    gradients: List[mx.nd.NDArray]
+    gradients: list[mx.nd.NDArray]
 
     def fill(self, values: Sequence[np.ndarray]) -> None:
         """Set the gradients of the next step."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from typing import Dict, Iterator, Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from language_model import (
     Found,
@@ -34,7 +34,7 @@ from processes import HERE
 
 BASELINE = "float32"
 SCRIPT = HERE / "fsdp_worker.py"
-METHODS: Dict[str, Method] = {
+METHODS: dict[str, Method] = {
     name: Method(peer=peer, script=SCRIPT)
     for name, peer in {
         BASELINE: "fp32",
@@ -48,7 +48,7 @@ METHODS: Dict[str, Method] = {
 }
 
 
-def rows(there: Mapping[Run, Found], rates: Sequence[float]) -> Iterator[Dict[str, object]]:
+def rows(there: Mapping[Run, Found], rates: Sequence[float]) -> Iterator[dict[str, object]]:
     """Yield the table's rows, one for each method. Losses are compared seed by seed."""
     methods = by_method(there)
     losses = {
@@ -62,7 +62,7 @@ def rows(there: Mapping[Run, Found], rates: Sequence[float]) -> Iterator[Dict[st
             for seed, loss in losses[name].items()
             if seed in losses[BASELINE]
         ]
-        row: Dict[str, object] = {
+        row: dict[str, object] = {
             "method": name,
             "loss": f"{statistics.mean(losses[name].values()):.4f}",
             f"- {BASELINE}, by seed": " ".join(differences),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional
 
 import torch
 from network import Network
@@ -43,14 +43,14 @@ class Peer(NamedTuple):
         See `compress_reduce_scatter`.
     """
 
-    dtype: Optional[torch.dtype] = None
+    dtype: torch.dtype | None = None
     scatter: Params = None
     gather: Params = None
     differences: bool = True
     residual_bits: int = 32
 
 
-PEERS: Dict[str, Peer] = {
+PEERS: dict[str, Peer] = {
     "fp32": Peer(),
     "bf16": Peer(torch.bfloat16),
     "scatter": Peer(scatter=GRADIENTS),
@@ -67,7 +67,7 @@ class LinkTraffic:
     def __init__(self) -> None:
         self.steps = self.sent = 0
 
-    def compression_stats(self) -> Dict[str, Dict[str, float]]:
+    def compression_stats(self) -> dict[str, dict[str, float]]:
         """Return the bytes of a step; fully_shard sends as many as it receives."""
         count = self.sent / max(1, self.steps)
         return {"total": {"pushed_bytes": count, "pulled_bytes": count}}

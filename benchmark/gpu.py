@@ -19,7 +19,7 @@ import json
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Case(NamedTuple):
         return parse(self.params, 0.9 if momentum else None).on_gpu.options()
 
 
-def cases() -> List[Case]:
+def cases() -> list[Case]:
     """Return each compressor plain, with error feedback, and with momentum as well."""
     plain = [
         Case({"compressor": "onebit", "scaling": True}, 4.125, 4.125),
@@ -167,7 +167,7 @@ class Bound:
         self._codec._invoke("decompress", self._call)
 
 
-def measure(sizes: Sequence[int], rounds: int) -> Dict[str, Any]:
+def measure(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     """Measure all cases; return the results as a JSON object."""
     device = Device()
     clock = Clock(device)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import numpy as np
 
@@ -45,7 +45,7 @@ SECONDS = 300  # for one engine in one tree
 Settings = Dict[str, Dict[str, Any]]
 
 
-def settings_of(compressors: List[str]) -> Settings:
+def settings_of(compressors: list[str]) -> Settings:
     """Return compression_params by name: none, each compressor plain, and with feedback too."""
     settings: Settings = {"none": {}}
     for compressor in compressors:
@@ -56,7 +56,7 @@ def settings_of(compressors: List[str]) -> Settings:
     return settings
 
 
-def trained(tree: Path, way: str, settings: Settings) -> Dict[str, np.ndarray]:
+def trained(tree: Path, way: str, settings: Settings) -> dict[str, np.ndarray]:
     """Train in a tree; return all workers' weights, keyed by "RANK/SETTING/PARAMETER"."""
     own = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "BYTEPS_PARTITION_BYTES": "1000"}
     environ = {**clean_environ(), **own}
@@ -73,7 +73,7 @@ def trained(tree: Path, way: str, settings: Settings) -> Dict[str, np.ndarray]:
         return {f"{f.stem}/{name}": array for f in files for name, array in np.load(f).items()}
 
 
-def first_difference(setting: str, ours: Dict[str, Any], theirs: Dict[str, Any]) -> str:
+def first_difference(setting: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     """Return "equal", or the first parameter that differs and its worker."""
     for key in ours:
         rank, key_setting, parameter = key.split("/")

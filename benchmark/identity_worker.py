@@ -27,7 +27,7 @@ def gradient(rank: int, step: int, index: int, weight: np.ndarray) -> np.ndarray
     return (random.standard_normal(weight.shape) + weight / 64).astype(np.float32)
 
 
-def train_mxnet(params: Dict[str, Any], way: str) -> Weights:
+def train_mxnet(params: dict[str, Any], way: str) -> Weights:
     """Return the weights after all steps with a Gluon trainer."""
     import mxnet as mx
 
@@ -51,7 +51,7 @@ def train_mxnet(params: Dict[str, Any], way: str) -> Weights:
     return {weight.name: weight.data().asnumpy() for weight in weights}
 
 
-def train_torch(params: Dict[str, Any], way: str) -> Weights:
+def train_torch(params: dict[str, Any], way: str) -> Weights:
     """Return the weights after all steps with a PyTorch optimizer."""
     import torch
 

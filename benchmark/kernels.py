@@ -20,15 +20,10 @@ from pathlib import Path
 from typing import (
     Any,
     Callable,
-    Dict,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
-    Optional,
     Sequence,
-    Tuple,
-    Union,
 )
 
 import numpy as np
@@ -105,7 +100,7 @@ class Coding(NamedTuple):
     compressor: str
     options: Mapping[str, Any]
     gradient: np.ndarray
-    out: Optional[np.ndarray] = None
+    out: np.ndarray | None = None
     add: bool = False
 
     def bind(self, n: int, threads: int, isa: str) -> Loop:
@@ -140,7 +135,7 @@ class Coding(NamedTuple):
         return lambda keep=keep: entry(ctypes.byref(call), 1)
 
 
-def settings(n: int) -> Dict[str, Dict[str, Mapping[str, Any]]]:
+def settings(n: int) -> dict[str, dict[str, Mapping[str, Any]]]:
     """Return each compressor's options, keyed by the suffix of the row's name."""
     dgc = dict(k=0.001, sample_ratio=0.01, strided_sample=True, max_adaptation_iters=10)
     dgc.update(compress_upper_bound=1.3, compress_lower_bound=0.8, resample=True)
@@ -156,7 +151,7 @@ def settings(n: int) -> Dict[str, Dict[str, Mapping[str, Any]]]:
     return {name: named.get(name, {"": {}}) for name in kernels.compressors()}
 
 
-def codings(n: int, x: np.ndarray, y: np.ndarray) -> Iterator[Tuple[str, Coding, Bench]]:
+def codings(n: int, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[str, Coding, Bench]]:
     """Yield the name, the call and the limit of each compressor's calls."""
     z, w = staggered(x), staggered(x)
     reads, fills, adds = (
@@ -183,7 +178,7 @@ def codings(n: int, x: np.ndarray, y: np.ndarray) -> Iterator[Tuple[str, Coding,
                 yield f"{name}_decompress_add{suffix}", coding, increments
 
 
-def cases(n: int) -> Iterator[Tuple[str, Union[Bench, Coding], Bench]]:
+def cases(n: int) -> Iterator[tuple[str, Bench | Coding, Bench]]:
     """Yield each kernel's name, the kernel and its limit."""
     x = staggered(np.random.default_rng(0).standard_normal(n, np.float32))
     y = staggered(x)
@@ -199,13 +194,13 @@ def cases(n: int) -> Iterator[Tuple[str, Union[Bench, Coding], Bench]]:
 
 
 def measure(
-    benches: Sequence[Union[Bench, Coding]], n: int, threads: int, isa: str, seconds: float
-) -> List[float]:
+    benches: Sequence[Bench | Coding], n: int, threads: int, isa: str, seconds: float
+) -> list[float]:
     """Return the median seconds of one call of each, less the time of a call on 0 elements."""
     calls = [bench.bind(n, threads, isa) for bench in benches]
     empty = [bench.bind(0, threads, isa) for bench in benches]
     repeats = 1 + int(200e-6 / _time(calls[0], 3))
-    samples: List[List[float]] = [[] for _ in benches]
+    samples: list[list[float]] = [[] for _ in benches]
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples[0]) < 5:
         for sample, call, nothing in zip(samples, calls, empty):
@@ -220,7 +215,7 @@ def _time(call: Loop, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def results(sizes: Sequence[int], isa: str, seconds: float) -> Iterator[Dict[str, Any]]:
+def results(sizes: Sequence[int], isa: str, seconds: float) -> Iterator[dict[str, Any]]:
     for n in sizes:
         for kernel, bench, least_work in cases(n):
             for threads in THREADS:

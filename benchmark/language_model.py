@@ -28,7 +28,7 @@ import statistics
 import sys
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from curves import Curve, draw
 from network import Network, rates
@@ -72,7 +72,7 @@ def local_steps(every: int, more: str) -> Method:
 AVERAGING = "--outer-lr 1 --outer-momentum 0"
 _MOMENTUM = "--outer-lr 0.7 --outer-momentum 0.5"
 _ZERO_ONE = "--algorithm zero_one_adam --var-update-scaler 4"
-METHODS: Dict[str, Method] = {
+METHODS: dict[str, Method] = {
     BASELINE: Method(),
     "DDP fp16": Method(peer="fp16"),
     "DDP PowerSGD 4": Method(peer="powersgd"),
@@ -137,7 +137,7 @@ def megabits(rate: float) -> str:
     return "no limit" if math.isinf(rate) else f"{rate / 1e6:g} Mbit/s"
 
 
-def planned(methods: Mapping[str, Method], arguments: argparse.Namespace) -> List[Run]:
+def planned(methods: Mapping[str, Method], arguments: argparse.Namespace) -> list[Run]:
     """Return all runs, in their order: seed 0 at each rate, then the other seeds."""
     seeds = [(0, rate) for rate in arguments.rates]
     seeds += [(seed, math.inf) for seed in range(1, arguments.seeds)]
@@ -149,7 +149,7 @@ def _log(run: Run, arguments: argparse.Namespace) -> Path:
     return Path(arguments.results) / f"{stem}-{run.seed}-{run.rate / 1e6:g}M.jsonl"
 
 
-def _words(run: Run, arguments: argparse.Namespace) -> List[str]:
+def _words(run: Run, arguments: argparse.Namespace) -> list[str]:
     method = run.method
     script = [str(method.script), method.peer] if method.peer else [str(EXAMPLE)]
     numbers = {"steps": arguments.steps, "eval-every": arguments.eval_every, "seed": run.seed}
@@ -157,12 +157,12 @@ def _words(run: Run, arguments: argparse.Namespace) -> List[str]:
     return [*script, *options, *shlex.split(f"{arguments.training} {method.arguments}")]
 
 
-def _settings(run: Run, arguments: argparse.Namespace) -> Dict[str, Any]:
+def _settings(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
     words = _words(run, arguments)[1:]
     return {"words": words, "workers": arguments.workers, "rate": run.rate}
 
 
-def finished(run: Run, arguments: argparse.Namespace) -> Optional[Found]:
+def finished(run: Run, arguments: argparse.Namespace) -> Found | None:
     """Return a run with the same settings that is in --results, or None."""
     result = _log(run, arguments).with_suffix(".json")
     found = json.loads(result.read_text()) if result.exists() else {"settings": None}
@@ -197,7 +197,7 @@ def train(run: Run, arguments: argparse.Namespace) -> None:
     whole.replace(log.with_suffix(".json"))  # at once, also if this process is killed
 
 
-def results(methods: Mapping[str, Method], arguments: argparse.Namespace) -> Dict[Run, Found]:
+def results(methods: Mapping[str, Method], arguments: argparse.Namespace) -> dict[Run, Found]:
     """Make the runs that are not finished, except with --finished. Return all that are finished.
 
     A run that fails is reported, and left out.
@@ -221,7 +221,7 @@ def results(methods: Mapping[str, Method], arguments: argparse.Namespace) -> Dic
     return there
 
 
-def matching(methods: Mapping[str, Method], only: str) -> Dict[str, Method]:
+def matching(methods: Mapping[str, Method], only: str) -> dict[str, Method]:
     """Return the methods whose name the expression --only matches; exits if there is none."""
     names = [name for name in methods if re.search(only, name)]
     if not names:
@@ -229,9 +229,9 @@ def matching(methods: Mapping[str, Method], only: str) -> Dict[str, Method]:
     return {name: methods[name] for name in names}
 
 
-def by_method(there: Mapping[Run, Found]) -> Dict[str, Dict[Run, Found]]:
+def by_method(there: Mapping[Run, Found]) -> dict[str, dict[Run, Found]]:
     """Group runs by the name of their method."""
-    grouped: Dict[str, Dict[Run, Found]] = {}
+    grouped: dict[str, dict[Run, Found]] = {}
     for run, found in there.items():
         grouped.setdefault(run.name, {})[run] = found
     return grouped
@@ -248,7 +248,7 @@ def seconds_per_step(found: Found) -> float:
     return sum(record["seconds"] for record in records) / records[-1]["step"]
 
 
-def timed(own: Mapping[Run, Found], rate: float) -> Optional[Found]:
+def timed(own: Mapping[Run, Found], rate: float) -> Found | None:
     """Return a method's run with seed 0 at a rate, or None."""
     return own.get(next(iter(own))._replace(seed=0, rate=rate))
 
@@ -274,13 +274,13 @@ def reached(curve: Curve, target: float) -> str:
 
 def rows(
     there: Mapping[Run, Found], baseline: Mapping[int, float], rates: Sequence[float]
-) -> Iterator[Dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """Yield the table's rows, one for each method. `baseline` has DDP's last loss by seed."""
     for name, own in by_method(there).items():
         losses = {run.seed: last_loss(found) for run, found in own.items()}
         differences = [losses[seed] - baseline[seed] for seed in losses.keys() & baseline]
         first = next(iter(own.values()))
-        row: Dict[str, object] = {
+        row: dict[str, object] = {
             "method": name,
             "seeds": len(losses),
             "loss": f"{statistics.mean(losses.values()):.4f}",
@@ -297,7 +297,7 @@ def rows(
         yield row
 
 
-def show(table: Sequence[Mapping[str, object]], path: Optional[str]) -> None:
+def show(table: Sequence[Mapping[str, object]], path: str | None) -> None:
     """Print the table, and write it as CSV if there is a path."""
     for number, row in enumerate(table):
         print_row(row, first=number == 0)

@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Dict, List, NamedTuple, Optional, Sequence, Type
+from typing import NamedTuple, Sequence
 
 BPSLAUNCH = Path(__file__).resolve().parents[1] / "bpslaunch.py"
 _OURS = ("DMLC_", "BYTEPS_", "PS_", "GLUON_GC_")
@@ -61,8 +61,8 @@ class Launched:
     def __init__(self, folder: Path, workers: int, servers: int, **variables: object) -> None:
         self.folder = folder
         self.port = _free_port()
-        self.said: Dict[str, List[Line]] = {}
-        self.launchers: Dict[str, subprocess.Popen] = {}
+        self.said: dict[str, list[Line]] = {}
+        self.launchers: dict[str, subprocess.Popen] = {}
         clean = {name: text for name, text in os.environ.items() if not name.startswith(_OURS)}
         self._environ = {
             **clean,
@@ -84,9 +84,9 @@ class Launched:
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for launcher in self.launchers.values():
             launcher.kill()  # its child ends with it
@@ -120,7 +120,7 @@ class Launched:
                     return
                 time.sleep(0.02)
 
-    def child(self, node: str) -> Optional[int]:
+    def child(self, node: str) -> int | None:
         """Return the process id of the child of a node's bpslaunch, or None if there is none."""
         pid = self.launchers[node].pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -142,10 +142,10 @@ class Launched:
                 raise TimeoutError(f"waited {seconds:g} s in vain for: {what}\n{self.logs()}")
             time.sleep(0.02)
 
-    def codes(self, seconds: float) -> Dict[str, Optional[int]]:
+    def codes(self, seconds: float) -> dict[str, int | None]:
         """Return each node's exit code; None if the node has not ended after `seconds`."""
         deadline = time.monotonic() + seconds
-        found: Dict[str, Optional[int]] = {}
+        found: dict[str, int | None] = {}
         for node, launcher in self.launchers.items():
             try:
                 found[node] = launcher.wait(max(0.0, deadline - time.monotonic()))

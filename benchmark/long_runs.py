@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import Dict, List
 
 from language_model import (
     BASELINE,
@@ -55,7 +54,7 @@ def _optimizer(name: str) -> str:
     return name.rpartition(", ")[2]
 
 
-def swept() -> Dict[str, Method]:
+def swept() -> dict[str, Method]:
     """Return the methods of the sweep."""
     return {
         f"outer {lr} and {mu}, H = {every}": _method(every, lr, mu)
@@ -64,7 +63,7 @@ def swept() -> Dict[str, Method]:
     }
 
 
-def compared() -> Dict[str, Method]:
+def compared() -> dict[str, Method]:
     """Return the methods of the table."""
     found = {
         f"local_steps {every}, {name}": _method(every, *OUTER[every], compression)
@@ -97,7 +96,7 @@ def main() -> None:
     wanted = matching(methods, arguments.only)
     baselines = {name: f"{BASELINE}, {name}" for name in map(_optimizer, wanted)}
     there = results({**{name: methods[name] for name in baselines.values()}, **wanted}, arguments)
-    table: List[Dict[str, object]] = []
+    table: list[dict[str, object]] = []
     for optimizer, baseline in baselines.items():
         own = {run: found for run, found in there.items() if _optimizer(run.name) == optimizer}
         losses = {run.seed: last_loss(found) for run, found in own.items() if run.name == baseline}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple
 
 from gluon_gc.compression import keys, registry
 
-_SETTINGS: Dict[str, List[Dict[str, Any]]] = {
+_SETTINGS: dict[str, list[dict[str, Any]]] = {
     "onebit": [{"scaling": True}],
     "topk": [{"k": 0.01}, {"k": 0.001}],
     "randomk": [{"k": 0.001}],
@@ -16,7 +16,7 @@ _SETTINGS: Dict[str, List[Dict[str, Any]]] = {
 """Options of compressors. A compressor that is missing here runs with its defaults."""
 
 
-def _compressions() -> Iterator[Tuple[str, Dict[str, Any]]]:
+def _compressions() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "fp32", {}
     yield "fp16", {"fp16": True}
     for name, kind in registry.items():
@@ -36,11 +36,11 @@ _AUTOMATIC = {
 """These have no momentum: the trainer would apply it even to tensors left uncompressed."""
 
 
-def _powersgd(rank: int) -> Dict[str, Any]:
+def _powersgd(rank: int) -> dict[str, Any]:
     return {"algorithm": {"name": "powersgd", "rank": rank}}
 
 
-def _without_momentum(name: str) -> Dict[str, Any]:
+def _without_momentum(name: str) -> dict[str, Any]:
     return {key: value for key, value in COMPRESSIONS[name].items() if key != "momentum"}
 
 
@@ -65,7 +65,7 @@ class Method(NamedTuple):
     options: Mapping[str, Any]
 
 
-def methods() -> List[Method]:
+def methods() -> list[Method]:
     """Return all methods, the baselines first."""
     given = {**COMPRESSIONS, **_AUTOMATIC}
     torch = [

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import subprocess
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Sequence
 
 _SUBNET = "10.77.0"
 _QUEUE_SECONDS = 0.2  # the length of a link's queue; beyond it, packets are dropped
@@ -34,7 +34,7 @@ def bits(rate: str) -> float:
         raise argparse.ArgumentTypeError(f"must be bits a second like 100M, got {rate!r}") from None
 
 
-def rates(text: str) -> List[float]:
+def rates(text: str) -> list[float]:
     """Parse rates that are separated by commas, as `bits` parses one."""
     return [bits(rate) for rate in text.split(",")]
 
@@ -122,7 +122,7 @@ class Network:
             raise
         return self
 
-    def _ends(self, host: int) -> List[Tuple[str, str]]:
+    def _ends(self, host: int) -> list[tuple[str, str]]:
         """Return the namespaces and devices of the two ends of a host's link."""
         return [(self._namespace(-1), f"port{host}"), (self._namespace(host), self.interface)]
 
@@ -192,7 +192,7 @@ class Network:
         words += "ss --kill --tcp state established".split()
         subprocess.run(words, check=True, capture_output=True)
 
-    def command(self, host: int, words: Sequence[str]) -> List[str]:
+    def command(self, host: int, words: Sequence[str]) -> list[str]:
         """Return the command line that runs a command on a host; host -1 is the hub.
 
         The host's name is its IP address, because Horovod resolves its own host name.
@@ -201,7 +201,7 @@ class Network:
         named = ["unshare", "--uts", "sh", "-c", f'hostname {address} && exec "$@"', "sh"]
         return ["ip", "netns", "exec", self._namespace(host), *named, *words]
 
-    def traffic(self) -> Dict[int, Traffic]:
+    def traffic(self) -> dict[int, Traffic]:
         """Return the bytes that each host has sent and received so far."""
         links = json.loads(_ip("-n", self._namespace(-1), "-s", "-j", "link"))
         by_name = {link["ifname"]: link["stats64"] for link in links}

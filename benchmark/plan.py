@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -98,7 +98,7 @@ def work(model: str) -> None:
     torch.set_num_threads(1)
     bps.init()
     known = {method.name: method for method in methods("sgd")}
-    chosen: Dict[str, Any] = {ALONE: None, **{name: known[name] for name in NAMES}}
+    chosen: dict[str, Any] = {ALONE: None, **{name: known[name] for name in NAMES}}
     steps = {name: trainer(model, method) for name, method in chosen.items()}
     seconds = timed(steps)
     if bps.rank() == 0:
@@ -106,12 +106,12 @@ def work(model: str) -> None:
     bps.shutdown()
 
 
-def timed(steps: Mapping[str, Callable[[], None]]) -> Dict[str, float]:
+def timed(steps: Mapping[str, Callable[[], None]]) -> dict[str, float]:
     """Return the median of each method. The methods take turns, because other load varies.
 
     A step lasts until the slowest worker has done it.
     """
-    found: Dict[str, List[float]] = {name: [] for name in steps}
+    found: dict[str, list[float]] = {name: [] for name in steps}
 
     def once(name: str) -> float:
         dist.barrier()
@@ -131,7 +131,7 @@ def timed(steps: Mapping[str, Callable[[], None]]) -> Dict[str, float]:
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def started(folder: Path, name: str, network: Network, words: List[str], begin: str) -> Any:
+def started(folder: Path, name: str, network: Network, words: list[str], begin: str) -> Any:
     """Run workers; return the JSON in worker 0's line that begins so, or in the folder's file."""
     result = folder / f"{name}.json"
     if not result.exists():
@@ -146,7 +146,7 @@ def started(folder: Path, name: str, network: Network, words: List[str], begin: 
     return json.loads(result.read_text())
 
 
-def measure(model: str, rate: float, workers: int, folder: Path) -> Dict[str, Any]:
+def measure(model: str, rate: float, workers: int, folder: Path) -> dict[str, Any]:
     """Measure and predict one combination."""
     file = folder / f"{model}.pt"
     if not file.exists():
@@ -160,7 +160,7 @@ def measure(model: str, rate: float, workers: int, folder: Path) -> Dict[str, An
     return {"model": model, "rate": rate, "workers": workers, "seconds": seconds, "plan": predicted}
 
 
-def rows(found: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+def rows(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a combination, one for each method."""
     predicted = {row["method"]: row for row in found["plan"]["predictions"]}
     for name in NAMES:
@@ -178,7 +178,7 @@ def rows(found: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
         }
 
 
-def is_ordered(found: Dict[str, Any]) -> bool:
+def is_ordered(found: dict[str, Any]) -> bool:
     """Whether the two methods that should be the fastest are so, in this order."""
     seconds = {name: found["seconds"][name] for name in NAMES}
     steps = {row["method"]: row["step"] for row in found["plan"]["predictions"]}
@@ -215,7 +215,7 @@ def main() -> None:
     show(combinations, table)
 
 
-def show(combinations: Sequence[Dict[str, Any]], table: Sequence[Dict[str, Any]]) -> None:
+def show(combinations: Sequence[dict[str, Any]], table: Sequence[dict[str, Any]]) -> None:
     """Print the errors of all compressed methods, and how many orders are right."""
     errors = sorted(abs(float(row["error"].split()[0])) for row in table if row["method"] != PLAIN)
     right = sum(map(is_ordered, combinations))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import figures
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
-COLORS: Dict[str, str] = {
+COLORS: dict[str, str] = {
     "MXNet, Horovod and PyTorch": "tab:gray",
     "gluon_gc for MXNet": "tab:blue",
     "gluon_gc for PyTorch": "tab:orange",

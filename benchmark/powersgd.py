@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 from network import Network, bits
@@ -27,7 +27,7 @@ TIMEOUT = 600  # seconds
 HALF = {"compression_params": {"fp16": True}}
 
 
-def resnet18_shapes() -> List[List[int]]:
+def resnet18_shapes() -> list[list[int]]:
     """Return the shapes of ResNet-18's parameters, for images of 32x32 and 100 classes."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example" / "pytorch"))
     from resnet import network
@@ -35,7 +35,7 @@ def resnet18_shapes() -> List[List[int]]:
     return [list(parameter.shape) for parameter in network("resnet18", 100).parameters()]
 
 
-def engines(rank: int) -> Dict[str, Any]:
+def engines(rank: int) -> dict[str, Any]:
     """Return the methods."""
     from exchange_torch import DDP, Algorithm
 
@@ -52,7 +52,7 @@ def work(rank: int, steps: int) -> None:
     methods = engines(rank)  # they share a process group
     random = np.random.default_rng(int(os.environ["RANK"]))
     values = [random.standard_normal(shape, np.float32) for shape in resnet18_shapes()]
-    seconds: Dict[str, List[float]] = {name: [] for name in methods}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(WARM_UP + steps):
         for name, engine in methods.items():
             engine.fill(values)

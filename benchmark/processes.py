@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, Sequence
 
 from network import Network
 
@@ -42,13 +42,13 @@ class Processes:
         network: Network,
         timeout: int,
         python: str = sys.executable,
-        tree: Optional[Path] = None,
+        tree: Path | None = None,
         port: int = PORT,
     ) -> None:
         self._network, self._tree, self._port = network, tree, port
         self._timeout = timeout
         self._python = python
-        self._started: List[subprocess.Popen] = []
+        self._started: list[subprocess.Popen] = []
 
     def __enter__(self) -> "Processes":
         self._alarm = signal.signal(signal.SIGALRM, self._too_long)
@@ -59,7 +59,7 @@ class Processes:
         raise TimeoutError(f"it took more than {self._timeout} s")
 
     def start(
-        self, host: int, words: Sequence[str], log: Optional[Path] = None, **variables: object
+        self, host: int, words: Sequence[str], log: Path | None = None, **variables: object
     ) -> subprocess.Popen:
         """Start a Python program on a host; its output is appended to `log`, or goes to a pipe."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "HOROVOD_"))}
@@ -95,7 +95,7 @@ class Processes:
         role: Sequence[str] = ROLE,
         per_machine: int = 1,
         beside: bool = False,
-    ) -> List[subprocess.Popen]:
+    ) -> list[subprocess.Popen]:
         """Start a whole cluster, with workers on the first hosts and servers on the next ones.
 
         Parameters
@@ -146,7 +146,7 @@ class Processes:
 
     def _start_horovod(
         self, workers: int, words: Callable[[int], Sequence[str]], per_machine: int
-    ) -> List[subprocess.Popen]:
+    ) -> list[subprocess.Popen]:
         machines = workers // per_machine
         addresses = self._network.addresses[:machines]
         hosts = ",".join(f"{address}:{per_machine}" for address in addresses)
@@ -175,7 +175,7 @@ class Processes:
 
     def _start_torch(
         self, workers: int, words: Callable[[int], Sequence[str]], per_machine: int
-    ) -> List[subprocess.Popen]:
+    ) -> list[subprocess.Popen]:
         """Start workers with torchrun's variables; torchrun itself starts those of one host."""
         common = {
             "MASTER_ADDR": self._network.addresses[0],

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Tuple
+from typing import Any, Callable
 
 from table import print_row
 
@@ -35,7 +35,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
     return time.thread_time() - start
 
 
-def medians(step: Callable[[], Any], steps: int) -> Tuple[float, float]:
+def medians(step: Callable[[], Any], steps: int) -> tuple[float, float]:
     """Return the seconds of Python per step and per operator on one element."""
     import mxnet as mx
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import List
 
 import numpy as np
 import torch
@@ -69,7 +68,7 @@ def main() -> None:
         logits = net(data[:, :-1]).flatten(0, 1)
         return functional.cross_entropy(logits, data[:, 1:].flatten())
 
-    losses: List[float] = []
+    losses: list[float] = []
     for step in range(1, args.steps + 1):
         windows = training_windows(text, args.batch_size, CONTEXT, [0, step, site])
         optimizer.zero_grad()

@@ -39,7 +39,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 from network import Network, bits
@@ -51,7 +51,7 @@ class Method(NamedTuple):
     """A method of training: a worker of sites_worker.py, and the options of local_steps."""
 
     worker: str
-    options: Dict[str, Any] = {}
+    options: dict[str, Any] = {}
 
 
 WORKER = HERE / "sites_worker.py"
@@ -93,15 +93,15 @@ class Run(NamedTuple):
 
     begin: float
     end: float
-    made: List[int]
-    rounds: List[Dict[str, Any]]
-    starts: List[Dict[str, Any]]
-    losses: Dict[int, float]
-    ended: List[float]
+    made: list[int]
+    rounds: list[dict[str, Any]]
+    starts: list[dict[str, Any]]
+    losses: dict[int, float]
+    ended: list[float]
     crashes: int
     sent: float
     received: float
-    store: Dict[str, float]
+    store: dict[str, float]
 
     def counted(self) -> np.ndarray:
         """Return the steps of each site that counted."""
@@ -118,9 +118,9 @@ class Run(NamedTuple):
                 steps[each] += record["steps"] * (record["round"] <= each)
         return np.array([(steps[each], self.losses[each]) for each in sorted(steps)])
 
-    def joins(self) -> List[Optional[int]]:
+    def joins(self) -> list[int | None]:
         """Return the rounds that ended before each restarted worker was counted, None: never."""
-        found: List[Optional[int]] = []
+        found: list[int | None] = []
         for start in self.starts:
             if start["time"] < self.begin:
                 continue
@@ -140,7 +140,7 @@ def _site(worker: str) -> int:
     return int(worker.partition("-")[0][len("site") :])
 
 
-def _read(file: Path) -> List[Dict[str, Any]]:
+def _read(file: Path) -> list[dict[str, Any]]:
     """Read a file of JSON lines; a line that a kill has cut short is left out."""
     found = []
     for line in file.read_text().splitlines() if file.exists() else []:
@@ -174,7 +174,7 @@ class Training:
         self._network, self._processes, self._args = network, processes, args
         self._method, self._folder, self._disturbed = method, folder, disturbed
         self._service = f"http://{network.hub}:{_SERVICE_PORT}"
-        self._ended: List[float] = []
+        self._ended: list[float] = []
         self._crashes = 0
 
     def _start(self, host: int, words: Sequence[str], log: str) -> subprocess.Popen:
@@ -192,7 +192,7 @@ class Training:
         """Start a program of sites_worker.py."""
         return self._start(host, self._words(program, **options), program)
 
-    def _words(self, program: str, **options: object) -> List[str]:
+    def _words(self, program: str, **options: object) -> list[str]:
         url = "s3://runs/run" if self._method.worker == "mailbox" else self._service
         options = {"url": url, "port": _SERVICE_PORT, "keep": self._args.keep, **options}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -239,7 +239,7 @@ class Training:
                 raise RuntimeError(f"workers did not start, see the logs in {self._folder}")
             time.sleep(0.2)
 
-    def _starts(self) -> List[Dict[str, Any]]:
+    def _starts(self) -> list[dict[str, Any]]:
         return _read(self._folder / "starts.jsonl")
 
     def _kill(self) -> None:
@@ -294,7 +294,7 @@ class Training:
                 os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
 
-    def _losses(self) -> Dict[int, float]:
+    def _losses(self) -> dict[int, float]:
         """Return the validation loss of each saved model by its round; it stops the workers."""
         self._stop()
         words = [self._args.torch_python, *self._words("evaluate")]
@@ -302,7 +302,7 @@ class Training:
         done = subprocess.run(words, env=environ, check=True, stdout=subprocess.PIPE, text=True)
         return {int(each): loss for each, loss in json.loads(done.stdout).items()}
 
-    def _store(self) -> Dict[str, float]:
+    def _store(self) -> dict[str, float]:
         """Return the seconds of each operation of the store; the workers must have ended."""
         sizes = [r["bytes"] for r in _read(self._folder / "rounds.jsonl") if "bytes" in r]
         if not sizes:
@@ -322,7 +322,7 @@ def run(args: argparse.Namespace, name: str, disturbed: bool, results: Path) -> 
         return Training(network, processes, args, method, folder, disturbed).run()
 
 
-def row(args: argparse.Namespace, name: str, found: Run, calm: Optional[Run]) -> Dict[str, str]:
+def row(args: argparse.Namespace, name: str, found: Run, calm: Run | None) -> dict[str, str]:
     """Return the table's row of a run; `calm` is the undisturbed run if this one was disturbed."""
     seconds = found.end - found.begin
     alone, counted = seconds / args.pace, found.counted()

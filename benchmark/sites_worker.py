@@ -17,7 +17,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -39,13 +39,13 @@ _TIMEOUT = timedelta(seconds=10)  # of torchft's collectives
 _POLL = 0.2
 
 
-def append(path: Path, record: Dict[str, Any]) -> None:
+def append(path: Path, record: dict[str, Any]) -> None:
     """Append a line with a JSON record, and the time, to a file that several processes write."""
     with open(path, "a") as file:
         file.write(json.dumps({**record, "time": time.time()}) + "\n")
 
 
-def save(folder: Path, done: int, tensors: Dict[str, torch.Tensor]) -> None:
+def save(folder: Path, done: int, tensors: dict[str, torch.Tensor]) -> None:
     """Save the shared parameters after a round."""
     torch.save({name: tensor.detach() for name, tensor in tensors.items()}, folder / "part.pt")
     (folder / "part.pt").rename(folder / f"anchor-{done}.pt")
@@ -192,7 +192,7 @@ class TorchftDiLoCo(Worker):
             self.manager, [self.net], self.optimizer, outer, every, use_bucketization=True
         ).__enter__()
 
-    def load(self, state: Dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Continue from another worker's state; the own local steps are lost."""
         self.net.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -286,14 +286,14 @@ def store(args: argparse.Namespace) -> None:
 
     box, payload = Store(args.url), os.urandom(args.bytes)
     names = [f"probe/{i:08d}" for i in range(20)]
-    operations: Dict[str, Callable[[str], object]] = {
+    operations: dict[str, Callable[[str], object]] = {
         "put": lambda name: box.put(name, payload),
         "get": box.get,
         "list": lambda name: box.list("probe/"),
     }
     found = {}
     for operation, call in operations.items():
-        seconds: List[float] = []
+        seconds: list[float] = []
         for name in names:
             begin = time.perf_counter()
             call(name)

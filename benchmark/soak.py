@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Tuple
+from typing import Callable, NamedTuple
 
 from launched import Launched
 from table import print_row
@@ -74,7 +74,7 @@ def steady_size_of(pid: int) -> Size:
     return Size(*map(min, zip(*sizes)))
 
 
-def _listening(pid: int) -> List[int]:
+def _listening(pid: int) -> list[int]:
     """Return the TCP ports on which a process listens."""
     try:
         files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
@@ -92,7 +92,7 @@ class Growth:
     """Collects the sizes of processes during the training."""
 
     def __init__(self) -> None:
-        self._sizes: Dict[Tuple[str, int], List[Size]] = {}
+        self._sizes: dict[tuple[str, int], list[Size]] = {}
 
     def note(self, nodes: Launched) -> None:
         """Record the current size of every process that is running."""
@@ -104,9 +104,9 @@ class Growth:
                 except (OSError, KeyError):  # the process is ending
                     pass
 
-    def most(self) -> Dict[str, Size]:
+    def most(self) -> dict[str, Size]:
         """Return the largest growth of each process between two of its starts, by its name."""
-        found: Dict[str, Size] = {}
+        found: dict[str, Size] = {}
         for (name, _), sizes in self._sizes.items():
             grown = [last - first for first, last in zip(sizes[0], sizes[-1])]
             found[name] = Size(*map(max, zip(grown, found.get(name, (0, 0, 0)))))
@@ -129,7 +129,7 @@ class Soak:
         self._rng = rng
         self.growth = Growth()
         self.counts: Counter = Counter()
-        self.events: List[Callable[[], str]] = [
+        self.events: list[Callable[[], str]] = [
             self.kill,
             self.terminate,
             self.stop,
@@ -183,7 +183,7 @@ class Soak:
 
     # Helpers of the events
 
-    def _pids(self) -> List[int]:
+    def _pids(self) -> list[int]:
         return [pid for pid in map(self._nodes.child, NODES) if pid is not None]
 
     def _signal(self, number: int) -> str:
@@ -265,7 +265,7 @@ def started(folder: Path, steps: int, pause: float, max_restarts: int) -> Launch
     return nodes
 
 
-def checksums(nodes: Launched) -> List[str]:
+def checksums(nodes: Launched) -> list[str]:
     """Wait for all nodes to end; returns the checksum of each worker's weights.
 
     Raises
@@ -279,7 +279,7 @@ def checksums(nodes: Launched) -> List[str]:
     return [(nodes.folder / f"sum.{rank}").read_text() for rank in range(2)]
 
 
-def soak(args: argparse.Namespace, folder: Path) -> List[str]:
+def soak(args: argparse.Namespace, folder: Path) -> list[str]:
     """Train disturbed, then train as many steps undisturbed; returns the faults found."""
     with started(folder / "disturbed", _MOST_STEPS, args.pause, max_restarts=1000000) as nodes:
         run = Soak(nodes, random.Random(args.seed), args.alone)

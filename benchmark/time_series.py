@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ METHODS = {
 LEARNING_RATE, LAST_RATE, PATIENCE, BATCH = 1e-3, 1e-4, 50, 16
 
 
-def load(name: str, split: str) -> Tuple[np.ndarray, np.ndarray]:
+def load(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the series, shape (count, 1, length), and their classes, numbered from 0."""
     from aeon.datasets import load_classification
 
@@ -65,14 +65,14 @@ def load(name: str, split: str) -> Tuple[np.ndarray, np.ndarray]:
 
 def network(classes: int) -> nn.Sequential:
     """Return the fully convolutional network of Wang et al. 2017."""
-    layers: List[nn.Module] = []
+    layers: list[nn.Module] = []
     for before, channels, size in ((1, 128, 8), (128, 256, 5), (256, 128, 3)):
         layers += [nn.ZeroPad1d(((size - 1) // 2, size // 2)), nn.Conv1d(before, channels, size)]
         layers += [nn.BatchNorm1d(channels, momentum=0.01, eps=1e-3), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(128, classes))
 
 
-def train(args: argparse.Namespace) -> Dict[str, float]:
+def train(args: argparse.Namespace) -> dict[str, float]:
     """Train on this worker. Return the accuracy, and the bytes that it sent in a step."""
     series, classes = map(torch.from_numpy, load(args.set, "TRAIN"))
     torch.manual_seed(args.seed)
@@ -106,7 +106,7 @@ def train(args: argparse.Namespace) -> Dict[str, float]:
     return {"accuracy": (predicted == truth).double().mean().item(), "sent": sent}
 
 
-def run(args: argparse.Namespace, name: str, method: str, seed: int) -> Dict[str, Any]:
+def run(args: argparse.Namespace, name: str, method: str, seed: int) -> dict[str, Any]:
     """Train in new workers. Return the result of worker 0."""
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(args.workers)]
     words = ["--set", name, "--seed", str(seed), "--epochs", str(args.epochs)]

@@ -11,7 +11,7 @@ import argparse
 import json
 from collections import defaultdict, deque
 from pathlib import Path
-from typing import Deque, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Iterator, NamedTuple
 
 import figures
 import matplotlib.pyplot as plt
@@ -42,7 +42,7 @@ def spans(trace: Path) -> Iterator[Span]:
     Operators of the same name end in the order in which they began.
     """
     kind_of = {name: kind for kind, (_, names) in KINDS.items() for name in names}
-    begun: Dict[Tuple[int, str], Deque[float]] = defaultdict(deque)
+    begun: dict[tuple[int, str], deque[float]] = defaultdict(deque)
     for event in json.loads(trace.read_text())["traceEvents"]:
         name = event.get("name")
         if name in kind_of and event["ph"] == "B":
@@ -51,16 +51,16 @@ def spans(trace: Path) -> Iterator[Span]:
             yield Span(begun[event["pid"], name].popleft(), event["ts"] / 1e6, kind_of[name])
 
 
-def rows(of_process: List[Span]) -> Iterator[Tuple[Span, int]]:
+def rows(of_process: list[Span]) -> Iterator[tuple[Span, int]]:
     """Yield each span with the first row in which no other span overlaps it."""
-    free: List[float] = []
+    free: list[float] = []
     for span in sorted(of_process):
         row = next((i for i, until in enumerate(free) if until <= span.begin), len(free))
         free[row:] = [span.end, *free[row + 1 :]]
         yield span, row
 
 
-def draw(traces: Dict[str, List[Span]], file: str) -> None:
+def draw(traces: dict[str, list[Span]], file: str) -> None:
     """Draw one band per process; time 0 is the start of the first operator of any process."""
     start = min(span.begin for each in traces.values() for span in each)
     bands = {name: list(rows(each)) for name, each in traces.items()}

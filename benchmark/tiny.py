@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import mxnet as mx
 from methods import COMPRESSIONS
@@ -24,7 +24,7 @@ METHODS = ("fp32", "onebit", "topk 0.001", "dithering 2")
 WARM_UP = 3
 
 
-def measure(params: Dict[str, Any], size: int, tensors: int, steps: int) -> Tuple[float, float]:
+def measure(params: dict[str, Any], size: int, tensors: int, steps: int) -> tuple[float, float]:
     """Return the microseconds and the pushed bytes per tensor of `size` elements."""
     gradients = [mx.gluon.Parameter(f"p{i}", shape=(size,)) for i in range(tensors)]
     for parameter in gradients:

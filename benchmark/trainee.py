@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -78,7 +78,7 @@ def step(net: gluon.Block, trainer: gluon.Trainer, number: int, gate: Gate) -> N
     trainer.step(1)
 
 
-def _way(args: argparse.Namespace) -> Dict[str, Any]:
+def _way(args: argparse.Namespace) -> dict[str, Any]:
     """Return the trainer's arguments for the averaged arrays and their compression."""
     onebit = {"compressor": "onebit", "ef": "vanilla"}
     if args.local_steps is None:

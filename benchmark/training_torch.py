@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Callable
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -64,7 +64,7 @@ def main() -> None:
     bps.init()
     logging.getLogger("gluon_gc.report").setLevel(logging.WARNING)
     steps = {name: trainer(name) for name in SETTINGS}
-    seconds: Dict[str, List[float]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(WARM_UP + arguments.steps):
         for name, step in steps.items():
             torch.distributed.barrier()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Iterable, List, Sequence
+from typing import Iterable, Sequence
 
 from gluon_gc import algorithms, compression
 from gluon_gc.env.variables import KINDS, OF_LAUNCHERS, REQUIRED, TABLE, Variable
@@ -11,7 +11,7 @@ from gluon_gc.env.variables import KINDS, OF_LAUNCHERS, REQUIRED, TABLE, Variabl
 PAGE = Path(__file__).with_name("reference") / "keys-and-variables.md"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> List[str]:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
@@ -42,7 +42,7 @@ def _default_option(compressor: str, key: str) -> str:
 def _options() -> Iterable[Sequence[str]]:
     """A row for each key of compression_params, or for each meaning that it has."""
     for key in compression.keys():
-        meanings: Dict[Sequence[str], List[str]] = {}
+        meanings: dict[Sequence[str], list[str]] = {}
         for name, option in compression.users_of(key).items():
             meanings.setdefault((option.allowed, option.meaning), []).append(name)
         for (allowed, meaning), names in meanings.items():
@@ -53,7 +53,7 @@ def _options() -> Iterable[Sequence[str]]:
 
 def _defaults(key: str, compressors: Sequence[str]) -> str:
     """The default of a key, with the compressors' names if it differs between them."""
-    users: Dict[str, List[str]] = {}
+    users: dict[str, list[str]] = {}
     for name in compressors:
         users.setdefault(_default_option(name, key), []).append(name)
     if len(users) == 1:
@@ -82,7 +82,7 @@ def page() -> str:
         (_names(variable), _rule(KINDS[variable.kind][0]), _default(variable), variable.meaning)
         for variable in TABLE
     )
-    of_launchers: Dict[str, List[str]] = {}
+    of_launchers: dict[str, list[str]] = {}
     for variable in OF_LAUNCHERS:
         of_launchers.setdefault(variable.meaning, []).append(_names(variable))
     lines = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Optional, Sequence
+from typing import Sequence
 
 from .check import ERROR, Finding, installation, machine, network, variables
 from .plan import arguments as plan
@@ -14,7 +14,7 @@ _PARTS = (installation, machine, network, variables)
 _MARKS = {"good": "  ", "warning": "! ", "error": "X "}
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the command line names. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m gluon_gc", allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

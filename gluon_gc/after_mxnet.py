@@ -11,13 +11,13 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any
 
 
 class _Finder(MetaPathFinder):
     """An import hook. It registers our stores after the import of MXNet."""
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Optional[ModuleSpec]:
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != "mxnet":
             return None
         others = (finder for finder in sys.meta_path if finder is not self)

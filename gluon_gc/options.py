@@ -6,8 +6,8 @@ import difflib
 import fnmatch
 import json
 import numbers
-from dataclasses import MISSING, dataclass, field
-from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, Tuple, TypeVar
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, TypeVar
 
 import numpy as np
 
@@ -16,12 +16,12 @@ import numpy as np
 class Option:
     """The type, the rule and the help text of an option."""
 
-    types: Tuple[type, ...]
+    types: tuple[type, ...]
     rule: Callable[[Any], bool]  # whether a value of these types is allowed
     allowed: str  # the rule in words, for errors and docs
     meaning: str  # the help text, one line
     unused: Any = None  # the value that BytePS's example scripts pass if they do not use the option
-    choices: Tuple[str, ...] = ()  # the allowed values, if they are words
+    choices: tuple[str, ...] = ()  # the allowed values, if they are words
     hint: Callable[[Any], str] = lambda value: ""  # the end of the error for a refused value
 
     def check(self, name: str, value: Any, argument: str = "compression_params") -> None:
@@ -52,6 +52,25 @@ class Option:
     def field(self, default: Any = MISSING) -> Any:
         """A dataclass field with this option. Without a default, the user must give a value."""
         return field(default=default, metadata={"option": self})
+
+
+class WithOptions:
+    """The base class of dataclasses whose fields are made by `Option.field`."""
+
+    @classmethod
+    def keys(cls) -> dict[str, Option]:
+        """The options, by name."""
+        return {field.name: field.metadata["option"] for field in fields(cls)}
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The default values of the options that may be left out."""
+        return {field.name: field.default for field in fields(cls) if field.default is not MISSING}
+
+    @classmethod
+    def missing(cls, given: Collection[str]) -> str:
+        """The first option that must be given and is not; "": there is none."""
+        return next((key for key in cls.keys() if key not in {*given, *cls.defaults()}), "")
 
 
 def number_of(text: str) -> Any:

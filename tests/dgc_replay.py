@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import islice
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from tests.neutral.kernels.sums import l2_norm
 from .replay import draws
 
 
-def plan(n: int, ratio: float, sample_ratio: float) -> Dict[str, int]:
+def plan(n: int, ratio: float, sample_ratio: float) -> dict[str, int]:
     """Return how many of n elements to send, and the sample from which the threshold is taken."""
     stride, samples = 1, n
     least = max(math.ceil(n * sample_ratio), math.ceil(2 / ratio))
@@ -31,11 +31,11 @@ def plan(n: int, ratio: float, sample_ratio: float) -> Dict[str, int]:
 def compensate(
     g: np.ndarray,
     v: np.ndarray,
-    m: Optional[np.ndarray] = None,
+    m: np.ndarray | None = None,
     mu: float = 0.0,
     nesterov: bool = False,
     max_norm: float = 0.0,
-) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the next velocity and momentum for a scaled gradient."""
     T = g.dtype.type
     if max_norm > 0:
@@ -93,7 +93,7 @@ def sparsify(
 
 
 def update(
-    v: np.ndarray, m: Optional[np.ndarray], indices: np.ndarray, momentum_masking: bool
+    v: np.ndarray, m: np.ndarray | None, indices: np.ndarray, momentum_masking: bool
 ) -> np.ndarray:
     """Remove the sent values from v, and with masking also from m; returns them."""
     sent = v[indices]
@@ -114,13 +114,13 @@ class Replay:
         self,
         n: int,
         dtype,
-        mu: Optional[float] = None,
-        start: Tuple[int, int] = (2020, 2020),
+        mu: float | None = None,
+        start: tuple[int, int] = (2020, 2020),
         nesterov: bool = True,
         momentum_masking: bool = True,
         half_values: bool = False,
         max_norm: float = 0.0,
-        selects_at_last: Optional[int] = None,
+        selects_at_last: int | None = None,
         **options: Any,
     ) -> None:
         self.velocity = np.zeros(n, dtype)
@@ -130,11 +130,11 @@ class Replay:
         self.selects_at_last = selects_at_last
         self.start, self.drawn, self.stream = start, 0, draws(*start)
 
-    def draw(self, count: int) -> List[int]:
+    def draw(self, count: int) -> list[int]:
         self.drawn += count
         return list(islice(self.stream, count))
 
-    def step(self, gradient: np.ndarray, scale: float = 1.0) -> Tuple[np.ndarray, np.ndarray]:
+    def step(self, gradient: np.ndarray, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of the payload, and the decoded gradient."""
         v, m = compensate(
             gradient * gradient.dtype.type(scale),
@@ -159,7 +159,7 @@ class Replay:
 
 
 def payload_of(
-    indices: Any, values: np.ndarray, n: int, low_bits: int, length: Optional[int] = None
+    indices: Any, values: np.ndarray, n: int, low_bits: int, length: int | None = None
 ) -> np.ndarray:
     """Return the bytes of a payload. A wrong length can be given."""
     body = replay.payload_of(indices, values, n, low_bits)

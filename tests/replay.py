@@ -60,7 +60,7 @@ class Exchange:
             self.server = node(params.aggregators, 0 if repeats else 2**32)
 
     @property
-    def nodes(self) -> List[Any]:
+    def nodes(self) -> list[Any]:
         """All nodes that have state."""
         return self.workers if self.server is None else [*self.workers, self.server]
 
@@ -104,7 +104,7 @@ class RowsExchange:
     """All workers, for a row-sparse gradient of a float32 matrix. `residuals` are by rank."""
 
     def __init__(
-        self, workers: int, params: CompressionParams, shape: Tuple[int, int], index: int
+        self, workers: int, params: CompressionParams, shape: tuple[int, int], index: int
     ) -> None:
         n = shape[0] * shape[1]
         self.residuals = [np.zeros(shape, np.float32) for _ in range(workers)]
@@ -114,7 +114,7 @@ class RowsExchange:
 
     def step(
         self, gradients: Sequence[Rows], scale: float, ratio: float, order: Sequence[int]
-    ) -> Tuple[np.ndarray, List[int]]:
+    ) -> tuple[np.ndarray, list[int]]:
         """Return the gradient that all workers get, summed in `order`, and each worker's bytes."""
         total = np.zeros_like(self.residuals[0])
         lengths = [0] * len(gradients)
@@ -130,8 +130,8 @@ class RowsExchange:
         return total, lengths
 
     def _worker(
-        self, rank: int, ids: List[int], values: np.ndarray, scale: float
-    ) -> Tuple[np.ndarray, np.ndarray]:
+        self, rank: int, ids: list[int], values: np.ndarray, scale: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return a worker's payload for these rows, and the decoded rows."""
         params = self._params
         replay = tests_of(params.compressor.name).Replay(
@@ -151,7 +151,7 @@ class RowsExchange:
         return self._params.ef == "corrected" and not self._params.compressor.traits.summable
 
 
-def chunks(n: int, elements: int) -> List[slice]:
+def chunks(n: int, elements: int) -> list[slice]:
     """Cut a tensor evenly into the fewest chunks of at most `elements` elements."""
     size = -(-n // -(-n // elements))
     return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from gluon_gc.algorithms import registry
 
@@ -25,12 +25,12 @@ def add_algorithm_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def _keys() -> Dict[str, None]:
+def _keys() -> dict[str, None]:
     """Return the options of all algorithms, each once."""
     return dict.fromkeys(key for kind in registry.values() for key in kind.keys())
 
 
-def _users(key: str) -> List[str]:
+def _users(key: str) -> list[str]:
     """Return the algorithms that have an option."""
     return [name for name, kind in registry.items() if key in kind.keys()]
 
@@ -46,7 +46,7 @@ def _meaning(name: str, key: str) -> str:
     return f"{name}: {option.meaning} ({option.allowed}{more})".replace("%", "%%")
 
 
-def algorithm_of(args: argparse.Namespace) -> Optional[Dict[str, Any]]:
+def algorithm_of(args: argparse.Namespace) -> dict[str, Any] | None:
     """Turn parsed arguments into the argument `algorithm` of the trainers, which check it.
 
     Raises

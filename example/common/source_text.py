@@ -9,7 +9,7 @@ import os
 import sysconfig
 import zlib
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Text(NamedTuple):
     digest: int
 
 
-def load_text(rank: int, size: int, folder: Optional[Path] = None) -> Text:
+def load_text(rank: int, size: int, folder: Path | None = None) -> Text:
     """Read the validation files, and this worker's share of the training files.
 
     Parameters
@@ -78,7 +78,7 @@ def require_same_text(text: Text, total: float, size: int) -> None:
         raise ValueError("the workers have different standard libraries: use one version of Python")
 
 
-def _files(folder: Path) -> List[Path]:
+def _files(folder: Path) -> list[Path]:
     """Return the files in the order of their names."""
     found = []
     for parent, folders, names in os.walk(folder):
@@ -88,11 +88,11 @@ def _files(folder: Path) -> List[Path]:
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def _bytes(files: List[Path]) -> np.ndarray:
+def _bytes(files: list[Path]) -> np.ndarray:
     return np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
 
 
-def training_windows(text: Text, batch_size: int, context: int, seed: List[int]) -> np.ndarray:
+def training_windows(text: Text, batch_size: int, context: int, seed: list[int]) -> np.ndarray:
     """Return the windows of one step, uint8 of shape (batch_size, context + 1).
 
     Parameters

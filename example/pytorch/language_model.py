@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Optional, Sequence, Type
+from typing import Sequence
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ PROMPT = b"def "
 REPORTED = 10  # steps between updates of the numbers on the progress bar
 
 
-def parse_arguments(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     group = parser.add_argument_group("model")
     group.add_argument("--width", type=int, default=128, help="size of each position's vector")
@@ -258,7 +258,7 @@ class Training:
             say(line)
 
 
-def main(kind: Type[Training] = Training, arguments: Optional[Sequence[str]] = None) -> None:
+def main(kind: type[Training] = Training, arguments: Sequence[str] | None = None) -> None:
     """Train.
 
     Parameters

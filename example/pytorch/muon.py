@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable
 
 import torch
 from torch.optim import Optimizer
@@ -28,7 +28,7 @@ class MuonAdamW(Optimizer):
         self.muon.state = self.adamw.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -37,7 +37,7 @@ class MuonAdamW(Optimizer):
         self.adamw.step()
         return loss
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._share()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,8 +47,8 @@ def parallel(
     model: torch.nn.Module,
     optimizer: Optimizer,
     args: argparse.Namespace,
-    grad_scaler: Optional[torch.amp.GradScaler] = None,
-) -> Tuple[DistributedDataParallel, Optional[bps.CompressionState]]:
+    grad_scaler: torch.amp.GradScaler | None = None,
+) -> tuple[DistributedDataParallel, bps.CompressionState | None]:
     """Wrap a model so that its gradients are compressed according to the arguments.
 
     Returns
@@ -70,7 +70,7 @@ def parallel(
 
 def distributed(
     model: torch.nn.Module, optimizer: Optimizer, args: argparse.Namespace
-) -> Tuple[torch.nn.Module, Optimizer, Any]:
+) -> tuple[torch.nn.Module, Optimizer, Any]:
     """Like `parallel`, or with --algorithm, wrap the optimizer.
 
     Returns
@@ -90,14 +90,14 @@ def distributed(
     return model, optimizer, optimizer.compression_state
 
 
-def summed(values: List[float], device: torch.device) -> List[float]:
+def summed(values: list[float], device: torch.device) -> list[float]:
     """Return the sums of numbers over all workers."""
     total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return total.tolist()
 
 
-def traffic(model: torch.nn.Module, state: Optional[bps.CompressionState]) -> Tuple[float, float]:
+def traffic(model: torch.nn.Module, state: bps.CompressionState | None) -> tuple[float, float]:
     """Return the bytes per step that a worker pushes and pulls.
 
     Without compression, both are the size of the gradients.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, Mapping
 
 from ..options import listed, nearest
 from .base import Algorithm, Round, Step, registry
@@ -16,7 +15,7 @@ for _module in iter_modules(__path__):  # an algorithm registers itself when it 
 __all__ = ["Algorithm", "Round", "Step", "gives", "in_full", "parse", "registry"]
 
 
-def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]:
+def parse(algorithm: None | str | Mapping[str, Any]) -> Algorithm | None:
     """Check the argument `algorithm`.
 
     Parameters
@@ -64,13 +63,13 @@ def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]
                 f"The options are {', '.join(known)}"
             )
         known[key].check(key, value, "algorithm")
-    for field in fields(kind):
-        if field.default is MISSING and field.name not in options:
-            raise KeyError(f"algorithm['{field.name}'] is missing; {name} needs it")
+    missing = kind.missing(options)
+    if missing:
+        raise KeyError(f"algorithm['{missing}'] is missing; {name} needs it")
     return kind(**options)
 
 
-def in_full(saved: Mapping[str, Any]) -> Dict[str, Any]:
+def in_full(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The name and options of a saved algorithm, with the defaults of options that its version
     lacked. A new option's default must be what earlier versions did."""
     kind = registry.get(saved["name"])
@@ -78,7 +77,7 @@ def in_full(saved: Mapping[str, Any]) -> Dict[str, Any]:
     return {"name": saved["name"], **defaults, **saved}
 
 
-def gives(algorithm: Union[None, str, Mapping[str, Any]], option: str) -> bool:
+def gives(algorithm: None | str | Mapping[str, Any], option: str) -> bool:
     """Whether the argument `algorithm`, which `parse` has checked, has a value for an option."""
     if not isinstance(algorithm, Mapping):
         return False

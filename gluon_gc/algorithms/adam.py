@@ -6,7 +6,7 @@ The length of a warm-up is a number of steps, or a share of all steps.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Optional, Protocol, Tuple
+from typing import NamedTuple, Protocol
 
 from ..options import Option, share_or_whole, whole
 from .base import Array
@@ -25,10 +25,10 @@ class Adam(Protocol):
 
     steps: int  # that the optimizer has counted for the first parameter
 
-    def moments(self, name: str) -> Tuple[Array, Array]:
+    def moments(self, name: str) -> tuple[Array, Array]:
         """The first and second moment, which the algorithm may write to."""
 
-    def betas(self, name: str) -> Tuple[float, float]:
+    def betas(self, name: str) -> tuple[float, float]:
         """The decay rates of the moments."""
 
     def gradient(self, name: str) -> Array:
@@ -66,7 +66,7 @@ def total_steps_option(key: str) -> Option:
     )
 
 
-def warm_up_steps(name: str, key: str, given: float, total: Optional[int]) -> int:
+def warm_up_steps(name: str, key: str, given: float, total: int | None) -> int:
     """The steps of a warm-up of `given` steps, or of this share of `total` steps."""
     if given >= 1:
         return int(given)

@@ -9,7 +9,7 @@ arrays. It only adds and multiplies them, and writes to them by `array[:] = x`.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -20,16 +20,14 @@ from typing import (
     Iterable,
     Mapping,
     NamedTuple,
-    Optional,
     Protocol,
     Sequence,
     Tuple,
-    Type,
 )
 
 import numpy as np
 
-from ..options import Option
+from ..options import WithOptions
 
 if TYPE_CHECKING:
     from .adam import Adam
@@ -42,11 +40,11 @@ Shapes = Mapping[str, Tuple[int, ...]]
 State = Mapping[str, Dict[str, Array]]
 """The state of an algorithm: arrays by kind and parameter."""
 
-registry: Dict[str, Type["Algorithm"]] = {}
+registry: dict[str, type["Algorithm"]] = {}
 """The algorithms by name."""
 
 
-def register(algorithm: Type["Algorithm"]) -> Type["Algorithm"]:
+def register(algorithm: type["Algorithm"]) -> type["Algorithm"]:
     """Class decorator: add an algorithm to the registry."""
     registry[algorithm.name] = algorithm
     return algorithm
@@ -135,16 +133,16 @@ class Step:
     update: Callable[[], None]
     framework: Framework
     arrived: Mapping[str, Callable[[], Arrays]] = field(default_factory=dict)
-    adam: Optional[Adam] = None
-    seconds: Tuple[float, float] = (0.0, 0.0)
-    abandon: Optional[Callable[[], None]] = None
+    adam: Adam | None = None
+    seconds: tuple[float, float] = (0.0, 0.0)
+    abandon: Callable[[], None] | None = None
 
 
 Rounds = Generator[Round, Any, None]
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(WithOptions):
     """An algorithm and its options. Each option of a subclass is a field made by `Option.field`.
 
     Attributes
@@ -178,29 +176,19 @@ class Algorithm:
 
     name: ClassVar[str]
     description: ClassVar[str]
-    shared: ClassVar[Tuple[str, ...]] = ()
-    own: ClassVar[Tuple[str, ...]] = ()
+    shared: ClassVar[tuple[str, ...]] = ()
+    own: ClassVar[tuple[str, ...]] = ()
     spellings: ClassVar[Mapping[str, str]] = {}
     averages_gradients: ClassVar[bool] = False
     equal_parameters: ClassVar[bool] = False
     allows_freezing: ClassVar[bool] = False
     needs_adam: ClassVar[bool] = False
     compresses: ClassVar[bool] = False
-    uncompressed: ClassVar[Tuple[str, ...]] = ()
+    uncompressed: ClassVar[tuple[str, ...]] = ()
     allows_absence: ClassVar[bool] = False
     chosen_option: ClassVar[str] = ""
 
-    @classmethod
-    def keys(cls) -> Dict[str, Option]:
-        """The options, by name."""
-        return {field.name: field.metadata["option"] for field in fields(cls)}
-
-    @classmethod
-    def defaults(cls) -> Dict[str, Any]:
-        """The default values of the options that may be left out."""
-        return {field.name: field.default for field in fields(cls) if field.default is not MISSING}
-
-    def described(self) -> Dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """The values of the options, by name, with NumPy scalars as Python numbers."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
@@ -211,7 +199,7 @@ class Algorithm:
         return True
 
     @property
-    def frozen_after(self) -> Optional[int]:
+    def frozen_after(self) -> int | None:
         """The step after which Adam's variance stays; None without such a step."""
         return None
 
@@ -223,11 +211,11 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
+    def begin(self, parameters: Arrays) -> dict[str, dict[str, Array]]:
         """The state before the first step: new arrays, by kind and parameter."""
         return {}
 
-    def regrouped(self, states: Sequence[State]) -> Dict[str, Dict[str, Array]]:
+    def regrouped(self, states: Sequence[State]) -> dict[str, dict[str, Array]]:
         """The own state of each worker if another number of workers continues.
 
         `states` has the state of each former worker. If the result lacks a kind, worker r gets that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
-from typing import Callable, Dict, Mapping, Optional, Protocol, Tuple, Union
+from typing import Callable, Mapping, Protocol
 
 from ..log import logger
 from .adam import Adam
@@ -83,13 +83,13 @@ class Driver:
         self.require_possible(algorithm)
         self.algorithm, self._front_end = algorithm, front_end
         self.steps = 0
-        self.state: Dict[str, Dict[str, Array]] = {}
+        self.state: dict[str, dict[str, Array]] = {}
         self._declared = False
         self._checked_variance = False  # whether `_warn_of_untrained` has looked
         # The delayed rounds: by kind of round and step, functions that wait for the averages.
-        self._under_way: Dict[Tuple[str, int], Callable[[], Arrays]] = {}
+        self._under_way: dict[tuple[str, int], Callable[[], Arrays]] = {}
         self._clock = 0.0  # the time of the last step, see `Step.seconds`
-        self._zero: Optional[float] = None  # when the clock began, later by the seconds of waiting
+        self._zero: float | None = None  # when the clock began, later by the seconds of waiting
 
     @staticmethod
     def require_possible(algorithm: Algorithm) -> None:
@@ -123,7 +123,7 @@ class Driver:
         """Raise RuntimeError if no checkpoint can be loaded."""
 
     def go_on(
-        self, steps: int, state: Dict[str, Dict[str, Array]], has_changed: bool = False
+        self, steps: int, state: dict[str, dict[str, Array]], has_changed: bool = False
     ) -> None:
         """Continue from a checkpoint with the result of `saved_state`. All workers call this.
 
@@ -143,7 +143,7 @@ class Driver:
         """Whether a kind of `saved_state` is equal on all workers."""
         return kind in self.algorithm.shared or is_arriving(kind)
 
-    def saved_state(self) -> Dict[str, Dict[str, Array]]:
+    def saved_state(self) -> dict[str, dict[str, Array]]:
         """The state for a checkpoint: `state`, and the averages that are still to arrive.
 
         This waits for the averages, which are the same on all workers.
@@ -169,7 +169,7 @@ class Driver:
         """
         self.algorithm, self._declared = algorithm, False
 
-    def step(self, update: Callable[[], None], adam: Optional[Adam] = None) -> None:
+    def step(self, update: Callable[[], None], adam: Adam | None = None) -> None:
         """Make a step. `update` applies the optimizer's update with this worker's gradients.
 
         A step that fails does not count if gradients are averaged and the optimizer has not counted
@@ -198,7 +198,7 @@ class Driver:
             raise
 
     @property
-    def abandon(self) -> Optional[Callable[[], None]]:
+    def abandon(self) -> Callable[[], None] | None:
         """See `Step.abandon`."""
         return self._under_way.clear
 
@@ -217,7 +217,7 @@ class Driver:
                     rounds.throw(error)
                     raise
 
-    def _answer(self, request: Round) -> Union[Arrays, Callable[[], Arrays]]:
+    def _answer(self, request: Round) -> Arrays | Callable[[], Arrays]:
         """Start a round, and return the result of `yield`. After a delay, the averages arrive."""
         wait = self.start(request)
         if not request.delay:

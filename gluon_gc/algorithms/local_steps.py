@@ -7,7 +7,7 @@ import numbers
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Union
+from typing import Any, Iterator, Mapping
 
 from ..exchange import plan
 from ..options import Option, first_match, is_whole, real, require_matches, switch, whole
@@ -17,7 +17,7 @@ _OUTER = ("outer_lr", "outer_momentum", "nesterov")
 """The options that `overrides` may replace for some parameters."""
 
 
-def _seconds(every: Any) -> Optional[float]:
+def _seconds(every: Any) -> float | None:
     """The number in a text such as "60 s"; None if it is no time above 0."""
     found = re.fullmatch(r"([0-9]*\.?[0-9]+) *s", every.strip()) if isinstance(every, str) else None
     return (float(found[1]) or None) if found else None
@@ -86,7 +86,7 @@ class LocalSteps(Algorithm):
         "start_localSGD_iter": "start",  # of PyTorch's PostLocalSGDState
     }
 
-    every: Union[int, str] = _EVERY.field(30)
+    every: int | str = _EVERY.field(30)
     outer_lr: float = real(
         lambda lr: lr > 0, "a number > 0", "lr: learning rate of the outer step"
     ).field(0.7)
@@ -102,7 +102,7 @@ class LocalSteps(Algorithm):
         "alpha: share of its own parameters that a worker keeps",
     ).field(0.0)
     start: int = whole(0, "number of first steps that average parameters in every step").field(0)
-    overrides: Optional[Mapping[str, Mapping[str, Any]]] = Option(
+    overrides: Mapping[str, Mapping[str, Any]] | None = Option(
         (Mapping, type(None)),
         lambda given: all(isinstance(options, Mapping) for options in (given or {}).values()),
         "a dict of a dict for each pattern of names",
@@ -142,7 +142,7 @@ class LocalSteps(Algorithm):
             for kind, names in self._fragments(shapes).items()
         }
 
-    def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
+    def begin(self, parameters: Arrays) -> dict[str, dict[str, Array]]:
         return {
             "anchor": {name: 1.0 * x for name, x in parameters.items()},
             "outer_momentum": {name: 0.0 * x for name, x in parameters.items()},
@@ -171,7 +171,7 @@ class LocalSteps(Algorithm):
             x = parameters[name]
             x[:] = x + (state["anchor"][name] - before)
 
-    def _due(self, at: Step) -> List[bool]:
+    def _due(self, at: Step) -> list[bool]:
         """Whether this step is the turn of each fragment."""
         if at.number <= self.start:
             return [True] * self.fragments
@@ -182,9 +182,9 @@ class LocalSteps(Algorithm):
         shares = [(turn + 1) / self.fragments for turn in range(self.fragments)]
         return [(now / every - share) // 1 > (before / every - share) // 1 for share in shares]
 
-    def _fragments(self, shapes: Shapes) -> Dict[str, List[str]]:
+    def _fragments(self, shapes: Shapes) -> dict[str, list[str]]:
         """The parameters of each fragment, in the order of their turns, by the kind of round."""
-        names: List[List[str]] = [[] for _ in range(self.fragments)]
+        names: list[list[str]] = [[] for _ in range(self.fragments)]
         sizes = [math.prod(shape) for shape in shapes.values()]
         for name, fragment in zip(shapes, plan.assign(sizes, self.fragments)):
             names[fragment].append(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Mapping, Optional
+from typing import Mapping
 
 from ..log import logger
 from .adam import total_steps_option, warm_up_length, warm_up_steps
@@ -48,7 +48,7 @@ class OneBitAdam(Algorithm):
     uncompressed = ("gradient",)
 
     freeze_step: float = warm_up_length("number of steps with averaged gradients").field()
-    total_steps: Optional[int] = total_steps_option("freeze_step").field(None)
+    total_steps: int | None = total_steps_option("freeze_step").field(None)
 
     def __post_init__(self) -> None:
         warm_up_steps(self.name, "freeze_step", self.freeze_step, self.total_steps)
@@ -60,10 +60,10 @@ class OneBitAdam(Algorithm):
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         return {"gradient": shapes, "momentum": shapes}
 
-    def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
+    def begin(self, parameters: Arrays) -> dict[str, dict[str, Array]]:
         return {"variance": {name: 0.0 * x.sum() for name, x in parameters.items()}}
 
-    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+    def step(self, at: Step, state: Mapping[str, dict[str, Array]]) -> Rounds:
         if at.number <= self.frozen_after:
             mean = yield Round("gradient", at.gradients)
             for name, gradient in at.gradients.items():
@@ -83,7 +83,7 @@ class OneBitAdam(Algorithm):
                 change = change + update.decay * (trained * x)
             x[:] = x - change
 
-    def _watch(self, at: Step, sums: Dict[str, Array]) -> None:
+    def _watch(self, at: Step, sums: dict[str, Array]) -> None:
         """Warn at the end of the warm-up if the squared gradients are still falling fast.
 
         Between two steps, v has changed by the squared gradients in between. So the sums of v at

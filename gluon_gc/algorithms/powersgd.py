@@ -7,7 +7,7 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -89,7 +89,7 @@ class PowerSGD(Algorithm):
                 kinds[part.right] = right
         return kinds
 
-    def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
+    def begin(self, parameters: Arrays) -> dict[str, dict[str, Array]]:
         matrices = self._matrices({name: x.shape for name, x in parameters.items()})
         flat = {name: parameters[name].reshape((-1,)) for name in matrices}  # row by row
         shapes = {n: (left[1], right[1]) for n, (left, right) in matrices.items()}
@@ -99,7 +99,7 @@ class PowerSGD(Algorithm):
             "right_factor": {n: _zeros(flat[n], right) for n, (_, right) in matrices.items()},
         }
 
-    def regrouped(self, states: Sequence[State]) -> Dict[str, Dict[str, Array]]:
+    def regrouped(self, states: Sequence[State]) -> dict[str, dict[str, Array]]:
         """The mean of M_i, so that the mean of the residuals stays the same."""
         return {
             kind: {
@@ -117,7 +117,7 @@ class PowerSGD(Algorithm):
                 gradient[:] = mean[name]
             at.update()
             return
-        waiting: List[Callable[[], Arrays]] = []
+        waiting: list[Callable[[], Arrays]] = []
         try:
             yield from self._average(at, state, waiting)
         except Exception:
@@ -130,7 +130,7 @@ class PowerSGD(Algorithm):
             raise
         at.update()
 
-    def _average(self, at: Step, state: State, waiting: List[Callable[[], Arrays]]) -> Rounds:
+    def _average(self, at: Step, state: State, waiting: list[Callable[[], Arrays]]) -> Rounds:
         """Replace the gradients by their averages.
 
         `waiting` gets the functions that wait for rounds, in the order of the rounds. One part's
@@ -160,7 +160,7 @@ class PowerSGD(Algorithm):
                 q[name] = mean
                 products.restore(p[name], mean, gradients[name])
 
-    def _parts(self, shapes: Shapes) -> List[Part]:
+    def _parts(self, shapes: Shapes) -> list[Part]:
         """Divide the gradients into parts with about the same number of elements in matrices."""
         sizes = {name: math.prod(shapes[name]) for name in self._matrices(shapes)}
         if sum(sizes.values()) < _DIVIDED or len(sizes) < _PARTS:
@@ -175,7 +175,7 @@ class PowerSGD(Algorithm):
             for number in range(_PARTS)
         ]
 
-    def _matrices(self, shapes: Shapes) -> Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]]:
+    def _matrices(self, shapes: Shapes) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
         """The shapes of the two factors of each gradient that is compressed."""
         matrices = {}
         for name, shape in shapes.items():
@@ -195,7 +195,7 @@ def random_row(name: str, step: int, size: int, number: int) -> np.ndarray:
     return random.random_sample((_UNIFORMS, size)).sum(axis=0) - _UNIFORMS / 2
 
 
-def _zeros(flat: Array, shape: Tuple[int, int]) -> Array:
+def _zeros(flat: Array, shape: tuple[int, int]) -> Array:
     """Zeros of a shape with at most the elements of a flat array."""
     return 0.0 * flat[: math.prod(shape)].reshape(shape)
 
@@ -210,7 +210,7 @@ class LowRank:
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
 
-    def basis(self, rows: Array, draw: Optional[Callable[[int], np.ndarray]] = None) -> Array:
+    def basis(self, rows: Array, draw: Callable[[int], np.ndarray] | None = None) -> Array:
         """Orthonormal rows that span the rows of a matrix, in a new array.
 
         Equal matrices give equal bits on all machines. `draw(i)` replaces row i if it has only

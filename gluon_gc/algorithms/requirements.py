@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Sequence, Tuple
+from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 import xxhash
@@ -85,7 +85,7 @@ def digest(array: np.ndarray) -> str:
     return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array))
 
 
-def first_values(algorithm: Algorithm, arrays: Iterable[Tuple[str, np.ndarray]]) -> Facts:
+def first_values(algorithm: Algorithm, arrays: Iterable[tuple[str, np.ndarray]]) -> Facts:
     """Facts that show whether all workers begin with the same parameters.
 
     The shared state of an algorithm is made from the parameters, so these must be equal. They must

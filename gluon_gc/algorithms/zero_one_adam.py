@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Mapping
 
 from ..options import whole
 from .adam import total_steps_option, warm_up_length, warm_up_steps
@@ -71,7 +71,7 @@ class ZeroOneAdam(Algorithm):
         1, "number of steps after which the interval of averages doubles"
     ).field(1000)
     local_step_clipper: int = whole(1, "largest interval of averages, in steps").field(16)
-    total_steps: Optional[int] = total_steps_option("var_freeze_step").field(None)
+    total_steps: int | None = total_steps_option("var_freeze_step").field(None)
 
     def __post_init__(self) -> None:
         warm_up_steps(self.name, "var_freeze_step", self.var_freeze_step, self.total_steps)
@@ -84,7 +84,7 @@ class ZeroOneAdam(Algorithm):
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         return {"gradient": shapes, "sum": shapes}
 
-    def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
+    def begin(self, parameters: Arrays) -> dict[str, dict[str, Array]]:
         first = {name: x.reshape((-1,))[:1] for name, x in parameters.items()}  # none if empty
         numbers = {name: 0.0 * x.sum().reshape((1,)) for name, x in first.items()}
         return {
@@ -94,7 +94,7 @@ class ZeroOneAdam(Algorithm):
             "keep": {name: 1.0 + number for name, number in numbers.items()},
         }
 
-    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+    def step(self, at: Step, state: Mapping[str, dict[str, Array]]) -> Rounds:
         variance_steps, is_one = self._variance_steps(at.number)
         frozen = at.number - variance_steps
         if is_one:
@@ -114,7 +114,7 @@ class ZeroOneAdam(Algorithm):
                 raise
             _apply(mean, at, state, frozen)
 
-    def _variance_steps(self, number: int) -> Tuple[int, bool]:
+    def _variance_steps(self, number: int) -> tuple[int, bool]:
         """The number of variance steps so far, and whether this step is one."""
         count, latest, following, last = 0, 0, 1, self.frozen_after
         while following <= min(number, last):
@@ -130,7 +130,7 @@ class ZeroOneAdam(Algorithm):
         return local % min(2**doublings, self.local_step_clipper) == 0
 
 
-def _variance_step(at: Step, anchors: Dict[str, Array], frozen: int) -> None:
+def _variance_step(at: Step, anchors: dict[str, Array], frozen: int) -> None:
     """Make Adam's step with averaged gradients."""
     own = {name: at.adam.gradient(name) for name in at.parameters}
     at.adam.count()
@@ -144,7 +144,7 @@ def _variance_step(at: Step, anchors: Dict[str, Array], frozen: int) -> None:
         anchors[name] = 1.0 * x
 
 
-def _local_step(at: Step, state: Mapping[str, Dict[str, Array]], frozen: int) -> None:
+def _local_step(at: Step, state: Mapping[str, dict[str, Array]], frozen: int) -> None:
     """Make a step with this worker's gradients, and add it to the sum."""
     own = {name: at.adam.gradient(name) for name in at.parameters}
     at.adam.count()
@@ -162,7 +162,7 @@ def _local_step(at: Step, state: Mapping[str, Dict[str, Array]], frozen: int) ->
         keeps[name] = keep * keeps[name]
 
 
-def _apply(mean: Arrays, at: Step, state: Mapping[str, Dict[str, Array]], frozen: int) -> None:
+def _apply(mean: Arrays, at: Step, state: Mapping[str, dict[str, Array]], frozen: int) -> None:
     """Change moments and parameters by the average of the sums, and start new sums."""
     for name, x in at.parameters.items():
         m, v = at.adam.moments(name)
@@ -178,7 +178,7 @@ def _apply(mean: Arrays, at: Step, state: Mapping[str, Dict[str, Array]], frozen
         state["keep"][name] = 0.0 * keep + 1.0
 
 
-def _restart(at: Step, state: Mapping[str, Dict[str, Array]]) -> None:
+def _restart(at: Step, state: Mapping[str, dict[str, Array]]) -> None:
     """Leave out the steps since the last average."""
     for name, x in at.parameters.items():
         m, _ = at.adam.moments(name)

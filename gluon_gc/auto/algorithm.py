@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Hashable, Mapping, NamedTuple, Sequence
 
 from ..algorithms import Algorithm
 from ..compression import CompressionParams
@@ -43,7 +43,7 @@ class AutomaticAlgorithm:
         """The accuracies that limit the choice, for the log."""
         return "/".join(sorted(self._accuracies))
 
-    def described(self) -> Dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """The name and the options of the algorithm, for logs, checks and checkpoints."""
         options = self.algorithm.described()
         if self.undecided:
@@ -52,9 +52,9 @@ class AutomaticAlgorithm:
                 options[self.algorithm.chosen_option] = "auto"
         return {"name": self.algorithm.name, **options}
 
-    def take(self, decision: Optional[Sequence[Any]]) -> None:
+    def take(self, decision: Sequence[Any] | None) -> None:
         """Use a decision: rank 0's, or a checkpoint's. None: take back the last one."""
-        self.decision: Optional[Decision] = None
+        self.decision: Decision | None = None
         self.algorithm = replace(self._given, **self.until_chosen)
         self.params = dict(self._requested)
         if decision is None:
@@ -66,8 +66,8 @@ class AutomaticAlgorithm:
         self.params = {key: candidate for key, (_, candidate) in own.items()}
 
     def saved_decision(
-        self, saved: Mapping[Hashable, Any], algorithm: Optional[Mapping[str, Any]]
-    ) -> Optional[Decision]:
+        self, saved: Mapping[Hashable, Any], algorithm: Mapping[str, Any] | None
+    ) -> Decision | None:
         """The decision in a checkpoint; None if it has none, or one is made already.
 
         `saved` has the identities of the CompressionParams in the checkpoint, by the key of
@@ -125,6 +125,6 @@ class AutomaticAlgorithm:
         """The names of the candidates for these params, the most accurate first."""
         raise NotImplementedError
 
-    def own_candidate(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
+    def own_candidate(self, params: CompressionParams, name: str) -> tuple[str, CompressionParams]:
         """A parameter's own candidate and its params, if candidate `name` is chosen for all."""
         raise NotImplementedError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Hashable, Mapping, Optional
+from typing import Callable, Hashable, Mapping
 
 from ..algorithms import Algorithm
 from ..algorithms.local_steps import LocalSteps
@@ -18,7 +18,7 @@ def automatic(
     params: Mapping[Hashable, CompressionParams],
     option_given: bool,
     wait: Callable[[], None],
-) -> Optional[AutomaticAlgorithm]:
+) -> AutomaticAlgorithm | None:
     """Return "auto" for an algorithm; None if no parameter has the compressor "auto".
 
     `wait` returns when this worker has done all the computation that it has queued.

@@ -18,7 +18,7 @@ Compression with Near-Optimal Usage Strategies", EuroSys 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class TrafficCost(NamedTuple):
     start: float = 0.0  # seconds for each exchange of many tensors, in addition to its messages
 
     @classmethod
-    def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> TrafficCost:
+    def fitted(cls, sent: Sequence[tuple[Load, float]], passes: float) -> TrafficCost:
         """Fit the cost to measured exchanges of one kind, the smallest first, with their seconds.
 
         The model is a fixed time, plus a time for each message, plus a time for each byte. The
@@ -139,12 +139,12 @@ class Topology:
 class Measured:
     link: Link  # between machines
     kernels: Mapping[str, Speed]  # of each compressor, by the name of the candidate
-    inner: Optional[Link] = None  # inside a machine, if its workers sum their gradients first
+    inner: Link | None = None  # inside a machine, if its workers sum their gradients first
 
 
 @dataclass(frozen=True)
 class Choice:
-    names: Dict[str, str]  # of the candidate for each tensor, by its name
+    names: dict[str, str]  # of the candidate for each tensor, by its name
     seconds: float  # predicted from the end of backward to the end of the last exchange
     plain_seconds: float  # the same without compression
 
@@ -155,7 +155,7 @@ def choose(
     topology: Topology,
     partition_bytes: int,
     min_compress_bytes: int = 0,
-    ready: Optional[Sequence[float]] = None,
+    ready: Sequence[float] | None = None,
 ) -> Choice:
     """Choose for each tensor among the `candidates` of its params.
 
@@ -171,7 +171,7 @@ def choose(
     compressed.
     """
     ready = [0.0] * len(tensors) if ready is None else ready
-    costs: List[Dict[str, float]] = [
+    costs: list[dict[str, float]] = [
         {
             name: cost_of(tensor, name, params, measured, topology, partition_bytes).seconds
             for name, params in candidates(tensor.params, topology.local_size > 1).items()

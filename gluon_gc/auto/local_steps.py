@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 def choose(
     round_seconds: Mapping[str, float],
     step_seconds: float,
-    every: Optional[int] = None,
+    every: int | None = None,
     least: int = LEAST,
 ) -> Choice:
     """Choose a compressor and H, so that the share of a round is at most 10 %.
@@ -80,7 +80,7 @@ def seconds_of_round(
     topology: Topology,
     partition_bytes: int,
     min_compress_bytes: int,
-) -> Dict[str, float]:
+) -> dict[str, float]:
     """The predicted seconds of a round with each candidate, by name, the most accurate first.
 
     Tensors with fewer than `min_compress_bytes` bytes are not compressed.
@@ -124,7 +124,7 @@ class StepClock:
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self._wait, self._calls = wait, 0
-        self._times: List[float] = []
+        self._times: list[float] = []
 
     def tick(self) -> bool:
         """Count a call of `step`. Return whether enough steps have been measured."""
@@ -173,7 +173,7 @@ class AutomaticLocalSteps(AutomaticAlgorithm):
     def names(self, several: Sequence[CompressionParams]) -> Sequence[str]:
         return names_of(several)
 
-    def own_candidate(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
+    def own_candidate(self, params: CompressionParams, name: str) -> tuple[str, CompressionParams]:
         own = name_for(params, name)
         return own, own_candidates(params)[own]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Mapping, Sequence
 
 from .. import env
 from ..algorithms.powersgd import PowerSGD
@@ -23,7 +23,7 @@ LOW_RANK = "powersgd"
 
 def factors(
     algorithm: PowerSGD, shapes: Mapping[str, Sequence[int]]
-) -> Tuple[List[Tuple[str, int]], int]:
+) -> tuple[list[tuple[str, int]], int]:
     """The factors of gradients, and the number of rounds that send them.
 
     A factor is the name of its gradient and its number of elements. Gradients that travel whole
@@ -51,7 +51,7 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
     def names(self, several: Sequence[CompressionParams]) -> Sequence[str]:
         return [PLAIN, FP16]
 
-    def own_candidate(self, params: CompressionParams, name: str) -> Tuple[str, CompressionParams]:
+    def own_candidate(self, params: CompressionParams, name: str) -> tuple[str, CompressionParams]:
         return (name, candidates(params)[name]) if params.accuracy else ("", params)
 
     def choose(
@@ -97,7 +97,7 @@ class AutomaticPowerSGD(AutomaticAlgorithm):
             for tensor in tensors
         )
 
-    def _explained(self, name: str, costs: Dict[str, float], measured: Measured) -> str:
+    def _explained(self, name: str, costs: dict[str, float], measured: Measured) -> str:
         took = ", ".join(f"{each} {cost:.3g} s" for each, cost in costs.items())
         return (
             f"auto, {self.accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; an "

@@ -9,8 +9,8 @@ nothing: the threads of the exchange need them, too. Algorithms exchange after b
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 from .. import env
 from ..algorithms import parse as parse_algorithm
@@ -27,7 +27,7 @@ Shapes = Mapping[str, Tuple[int, ...]]
 
 RANKS = (1, 2, 4)  # of PowerSGD
 _PERIODS = (10, 30, 100)  # H of local steps
-_SETTINGS: Dict[str, Dict[str, Any]] = {
+_SETTINGS: dict[str, dict[str, Any]] = {
     **{name: params for name, params in CANDIDATES.items() if "compressor" in params},
     "randomk": {"compressor": "randomk", "k": 0.01},
     "dithering": {"compressor": "dithering", "k": 2},
@@ -47,7 +47,7 @@ class Method(NamedTuple):
     name: str
     codec: str
     params: Mapping[str, Any]  # compression_params
-    algorithm: Optional[Mapping[str, Any]] = None
+    algorithm: Mapping[str, Any] | None = None
 
     @property
     def accuracy(self) -> str:
@@ -60,7 +60,7 @@ class Method(NamedTuple):
         return (self.algorithm or {}).get("every", 1)
 
 
-def methods(optimizer: str) -> List[Method]:
+def methods(optimizer: str) -> list[Method]:
     """The methods for an optimizer, "sgd" or "adam".
 
     With Adam, only compressors that lose little accuracy compress gradients.
@@ -82,15 +82,15 @@ def methods(optimizer: str) -> List[Method]:
     return found
 
 
-def _compressors() -> Iterator[Tuple[str, Dict[str, Any]]]:
+def _compressors() -> Iterator[tuple[str, dict[str, Any]]]:
     """The compression_params of each compressor, by its name, with error feedback."""
     for name, kind in registry.items():
         params = _SETTINGS.get(name, {"compressor": name})
-        if all(each.name in params or each.default is not MISSING for each in fields(kind)):
+        if not kind.missing(params):
             yield name, params if kind.traits.accumulates else {**params, "ef": "vanilla"}
 
 
-def codecs(several: Sequence[Method]) -> Dict[str, CompressionParams]:
+def codecs(several: Sequence[Method]) -> dict[str, CompressionParams]:
     """The compressors of these methods, for `Workers.measured`."""
     every = {method.codec: parse(method.params) for method in several}
     return {name: params for name, params in every.items() if params.compressor is not None}
@@ -139,7 +139,7 @@ class Prediction(NamedTuple):
     speedup: float = 1.0  # over no compression
 
 
-def predictions(several: Sequence[Method], shapes: Shapes, job: Job) -> List[Prediction]:
+def predictions(several: Sequence[Method], shapes: Shapes, job: Job) -> list[Prediction]:
     """Predict all methods. The first one has no compression. The result begins with the fastest."""
     found = [_predicted(method, shapes, job) for method in several]
     plain = found[0].step
@@ -198,7 +198,7 @@ def _exposed(buckets: Sequence[Bucket], start: float, backward: float) -> float:
     return end - backward
 
 
-def _buckets(costs: Bucket) -> List[Bucket]:
+def _buckets(costs: Bucket) -> list[Bucket]:
     """Group gradients into the buckets of DistributedDataParallel."""
     smaller, larger = _BUCKETS
     first, *_ = plan.batches(costs, lambda each: each[0], enough=smaller)

@@ -6,7 +6,7 @@ All workers measure at the same time, and all get the results of the slowest wor
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -40,14 +40,14 @@ USUAL = Effort()
 class Workers:
     """The interface of a front end to "auto". All workers call each method together."""
 
-    topology: Optional[Topology]  # None: nothing is sent over a network
+    topology: Topology | None  # None: nothing is sent over a network
     logs: bool  # whether this worker logs choices and their reasons
 
     def join(self, about: str) -> None:
         """Return once all workers have called this with the same text; else raise RuntimeError."""
         raise NotImplementedError
 
-    def slowest(self, seconds: Sequence[float]) -> List[float]:
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
         """The maximum over the workers of each number."""
         raise NotImplementedError
 
@@ -76,7 +76,7 @@ class _Sent(NamedTuple):
         return self._replace(seconds=max(_LEAST * self.seconds, self.seconds - seconds))
 
 
-def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Dict[str, Speed]:
+def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> dict[str, Speed]:
     """The speed of each compressor on the slowest worker, while all workers measure."""
     if not compressors:
         return {}
@@ -90,7 +90,7 @@ def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Di
 def link(workers: Workers, topology: Topology, effort: Effort = USUAL) -> Link:
     """The cost of messages, measured with growing sizes until a size would take too long."""
     partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
-    sent: List[List[_Sent]] = []
+    sent: list[list[_Sent]] = []
     for last, size in zip((0, *_SIZES), _SIZES):
         if len(sent) >= 2:
             expected = max(_expected(*kind, size / last) for kind in zip(*sent[-2:]))
@@ -115,7 +115,7 @@ def link(workers: Workers, topology: Topology, effort: Effort = USUAL) -> Link:
     )
 
 
-def _kinds() -> Dict[Tuple[str, int], CompressionParams]:
+def _kinds() -> dict[tuple[str, int], CompressionParams]:
     """The params for each kind of traffic, by its name and the bytes of an element."""
     return {
         ("float32", 4): CompressionParams(),
@@ -124,7 +124,7 @@ def _kinds() -> Dict[Tuple[str, int], CompressionParams]:
     }
 
 
-def _tensors(kind: Tuple[str, int], params: CompressionParams, size: int) -> List[Tensor]:
+def _tensors(kind: tuple[str, int], params: CompressionParams, size: int) -> list[Tensor]:
     """Several tensors of at most `size` bytes each. A single message would overlap with nothing."""
     name, width = kind
     elements = min(size // width, _MOST_ELEMENTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Hashable, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Hashable, Iterable, Mapping, Sequence
 
 from .. import env
 from ..compression import CompressionParams, candidates
@@ -17,8 +17,8 @@ _NAMES_SHOWN = 3
 
 
 def chosen(
-    tensors: Sequence[Tensor], workers: Workers, ready: Optional[Sequence[float]] = None
-) -> List[str]:
+    tensors: Sequence[Tensor], workers: Workers, ready: Sequence[float] | None = None
+) -> list[str]:
     """The chosen candidate of each tensor, in the order in which backward computes them.
 
     Nothing is compressed without a network. `ready` is that of `choice.choose`.
@@ -36,7 +36,7 @@ def chosen(
 
 def saved_choices(
     requested: Mapping[Hashable, CompressionParams], saved: Mapping[Hashable, Any]
-) -> Dict[Hashable, str]:
+) -> dict[Hashable, str]:
     """The names of the candidates that a checkpoint has for requests of "auto", by key.
 
     `saved` has the identities of the checkpoint's params, by the same keys.
@@ -55,7 +55,7 @@ def is_saved_as(params: CompressionParams, saved: Any) -> bool:
     return json.loads(json.dumps(params.identity())) == saved
 
 
-def own_candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
+def own_candidates(params: CompressionParams) -> dict[str, CompressionParams]:
     """The compressions among which "auto" chooses for a tensor, by name.
 
     A tensor with a compressor of its own has only that. Its name is made of its options.
@@ -63,7 +63,7 @@ def own_candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
     return candidates(params) if params.accuracy is not None else {repr(params.given()): params}
 
 
-def compressors_of(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
+def compressors_of(tensors: Iterable[Tensor]) -> dict[str, CompressionParams]:
     """All `own_candidates` of these tensors that have a compressor, by name."""
     return {
         name: params
@@ -76,7 +76,7 @@ def compressors_of(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
 def _explained(
     tensors: Sequence[Tensor], choice: Choice, measured: Measured, topology: Topology
 ) -> str:
-    by_name: Dict[str, List[Tensor]] = {}
+    by_name: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         by_name.setdefault(choice.names[tensor.name], []).append(tensor)
     accuracy = "/".join(sorted({tensor.params.accuracy for tensor in tensors}))

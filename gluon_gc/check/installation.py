@@ -13,7 +13,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Iterator
 
 from .. import env
 from ..version import __version__
@@ -64,7 +64,7 @@ def _torch(version: str) -> Iterator[Finding]:
         yield from _gpus(facts["gpus"])
 
 
-def _gpus(gpus: Dict[str, str]) -> Iterator[Finding]:
+def _gpus(gpus: dict[str, str]) -> Iterator[Finding]:
     for name, problem in gpus.items():
         if problem:
             remedy = "install gluon_gc where CUDA's compiler or NVRTC is found: docs/guides/gpu.md"
@@ -104,7 +104,7 @@ def _mailbox() -> Iterator[Finding]:
         yield Finding(GOOD, "mailbox", f"obstore {version}")
 
 
-def _imported(name: str, version: str, words: List[str]) -> Tuple[Finding, Dict[str, Any]]:
+def _imported(name: str, version: str, words: list[str]) -> tuple[Finding, dict[str, Any]]:
     """Import a framework in another Python; return the finding and what that Python prints."""
     try:
         done = subprocess.run(
@@ -121,14 +121,14 @@ def _imported(name: str, version: str, words: List[str]) -> Tuple[Finding, Dict[
     return Finding(GOOD, name, ", ".join([version, *facts.get("facts", ())])), facts
 
 
-def _version(distribution: str) -> Optional[str]:
+def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _numbers(version: str) -> Tuple[int, int]:
+def _numbers(version: str) -> tuple[int, int]:
     """Return the first two numbers of a version."""
     first, second = (re.findall(r"\d+", version) + ["0", "0"])[:2]
     return int(first), int(second)

@@ -8,7 +8,7 @@ import socket
 import struct
 from contextlib import closing
 from pathlib import Path
-from typing import Dict, Iterator, Optional
+from typing import Iterator
 
 from .. import env
 from . import ERROR, GOOD, WARNING, Finding
@@ -41,9 +41,9 @@ def findings() -> Iterator[Finding]:
             yield from _port(of_port)
 
 
-def _interfaces() -> Dict[str, Optional[str]]:
+def _interfaces() -> dict[str, str | None]:
     """Return the IPv4 addresses of the interfaces that are up, by name."""
-    found: Dict[str, Optional[str]] = {}
+    found: dict[str, str | None] = {}
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
@@ -57,7 +57,7 @@ def _interfaces() -> Dict[str, Optional[str]]:
     return found
 
 
-def _named(variable: str, name: str, here: Dict[str, Optional[str]]) -> Finding:
+def _named(variable: str, name: str, here: dict[str, str | None]) -> Finding:
     """Check the interface that a variable names."""
     if here.get(name):
         return Finding(GOOD, variable, f"{name}, {here[name]}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Dict, Tuple
+from typing import Any
 
 from .params import CompressionParams, parse
 
@@ -19,7 +19,7 @@ FP16 = "fp16"
 INNER = "inner"
 """The name of the inner compressor of candidates, in measurements."""
 _WITH_INNER = ", 8 bits inside machines"  # the end of a candidate's name
-CANDIDATES: Dict[str, Dict[str, Any]] = {
+CANDIDATES: dict[str, dict[str, Any]] = {
     PLAIN: {},
     FP16: {"fp16": True},
     "bytegrad": {"compressor": "bytegrad"},
@@ -28,7 +28,7 @@ CANDIDATES: Dict[str, Dict[str, Any]] = {
     "topk": {"compressor": "topk", "k": 0.01},
 }
 """The compression_params of each candidate, the most accurate first."""
-_ALLOWED: Dict[str, Tuple[str, ...]] = {
+_ALLOWED: dict[str, tuple[str, ...]] = {
     "exact": (PLAIN,),
     "safe": (PLAIN, FP16, "bytegrad"),
     "aggressive": (PLAIN, FP16, "bytegrad", "onebit", "topk"),
@@ -36,14 +36,14 @@ _ALLOWED: Dict[str, Tuple[str, ...]] = {
 _FOR_ADAM = {**_ALLOWED, "aggressive": (PLAIN, FP16, "bytegrad", "blockwise")}
 
 
-def candidates(params: CompressionParams, inner: bool = False) -> Dict[str, CompressionParams]:
+def candidates(params: CompressionParams, inner: bool = False) -> dict[str, CompressionParams]:
     """The candidates for a tensor with these params, by name, the most accurate first.
 
     Each candidate with a compressor gets the error feedback, its decay, the momentum and the inner
     compressor of `params`. `inner`: whether there are such candidates with `inner_params`, too.
     """
     allowed = _FOR_ADAM if params.for_adam else _ALLOWED
-    found: Dict[str, CompressionParams] = {}
+    found: dict[str, CompressionParams] = {}
     for name in allowed[params.accuracy]:
         found[name] = candidate = _filled(CANDIDATES[name], params)
         may_add = inner and params.hierarchical and params.inner is None
@@ -68,7 +68,7 @@ def accuracy_of(name: str) -> str:
     return next((each for each, names in _ALLOWED.items() if name in names), "aggressive")
 
 
-def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:
+def _filled(candidate: dict[str, Any], params: CompressionParams) -> CompressionParams:
     momentum = None if params.mu is None else "nesterov"
     compressed = {"ef": params.ef, "ef_decay": params.ef_decay, "momentum": momentum}
     if "compressor" not in candidate:

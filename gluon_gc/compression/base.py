@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import ClassVar, Dict, Type
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from .. import kernels
-from ..options import Option, share_or_whole, whole
+from ..options import Option, WithOptions, share_or_whole, whole
 
-registry: Dict[str, Type["Compressor"]] = {}
+registry: dict[str, type["Compressor"]] = {}
 """The compressors by name, as in compression_params["compressor"]."""
 
 
-def register(compressor: Type["Compressor"]) -> Type["Compressor"]:
+def register(compressor: type["Compressor"]) -> type["Compressor"]:
     """Class decorator: add a compressor to the registry."""
     registry[compressor.name] = compressor
     compressor.traits = kernels.compressors()[compressor.name]
@@ -21,7 +21,7 @@ def register(compressor: Type["Compressor"]) -> Type["Compressor"]:
 
 
 @dataclass(frozen=True)
-class Compressor:
+class Compressor(WithOptions):
     """The options of a compressor. The compressor itself is operators/core/compressors/NAME.cpp.
 
     Each option of a subclass is a field that `Option.field` returns.
@@ -44,16 +44,6 @@ class Compressor:
     full: ClassVar[bool] = False
     aggregator_repeats: ClassVar[bool] = False
 
-    @classmethod
-    def keys(cls) -> Dict[str, Option]:
-        """The keys of compression_params that belong to this compressor."""
-        return {field.name: field.metadata["option"] for field in fields(cls)}
-
-    @classmethod
-    def defaults(cls) -> Dict[str, object]:
-        """The default values of the keys that may be left out."""
-        return {field.name: field.default for field in fields(cls) if field.default is not MISSING}
-
     def on_gpu(self) -> Compressor:
         """This compressor with the options for gradients on a GPU."""
         return self
@@ -66,7 +56,7 @@ class Compressor:
         fits = self.traits.cuda and self == self.on_gpu()
         return fits and kernels.runs_on_gpu(self.name)
 
-    def options(self) -> Dict[str, object]:
+    def options(self) -> dict[str, object]:
         """The options, by their keys in compression_params. Options that are None are left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 

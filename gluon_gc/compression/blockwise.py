@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Optional
 
 from ..options import Option, switch
 from .base import Compressor, register, seed
@@ -62,4 +61,4 @@ class Blockwise(Compressor):
     stochastic: bool = switch(
         "round up or down at random, without bias; else to the nearest level"
     ).field(False)
-    seed: Optional[int] = seed().field(None)
+    seed: int | None = seed().field(None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
@@ -34,18 +34,18 @@ COMMON = {
 class Spelling(NamedTuple):
     key: str  # in compression_params
     option: Option
-    compressor: Optional[str] = None  # the only one that the name belongs to; None: any
+    compressor: str | None = None  # the only one that the name belongs to; None: any
 
 
 @dataclass(frozen=True)
 class Spelled:
     """compression_params after the translation of BytePS's names."""
 
-    params: Optional[Mapping[str, Any]]
-    mu: Optional[float] = None  # the value of "byteps_momentum_mu"
+    params: Mapping[str, Any] | None
+    mu: float | None = None  # the value of "byteps_momentum_mu"
 
     def parse(
-        self, mu: Optional[float] = None, nesterov: bool = False, optimizer: str = ""
+        self, mu: float | None = None, nesterov: bool = False, optimizer: str = ""
     ) -> CompressionParams:
         """Check the params, with the optimizer's momentum `mu`. See `params.parse`.
 
@@ -65,7 +65,7 @@ class Spelled:
         return params
 
 
-def spellings() -> Dict[str, Spelling]:
+def spellings() -> dict[str, Spelling]:
     """All names except `MOMENTUM`, with their meanings."""
     shared = common()
     table = {name: Spelling(key, shared[key]) for name, key in COMMON.items()}
@@ -78,7 +78,7 @@ def spellings() -> Dict[str, Spelling]:
     return table
 
 
-def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = None) -> Spelled:
+def translate(given: Mapping[str, Any], of_all: Mapping[str, Any] | None = None) -> Spelled:
     """Translate BytePS's names to keys of compression_params. Other keys stay as they are.
 
     If `given` names no compressor, `of_all`, the trainer's compression_params, supplies it and all
@@ -86,8 +86,8 @@ def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = No
     """
     table = spellings()
     known = [*table, MOMENTUM]
-    params: Dict[str, Any] = {}
-    names: Dict[str, str] = {}  # the given name of each key
+    params: dict[str, Any] = {}
+    names: dict[str, str] = {}  # the given name of each key
     for name, value in given.items():
         if name == MOMENTUM:
             continue
@@ -111,7 +111,7 @@ def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = No
     return Spelled(params, _momentum(given.get(MOMENTUM)))
 
 
-def of_parameter(param: Any, of_all: Optional[Mapping[str, Any]]) -> Optional[Spelled]:
+def of_parameter(param: Any, of_all: Mapping[str, Any] | None) -> Spelled | None:
     """The compression_params in the attributes of a parameter, or None if it has none.
 
     The attribute is `compression_params`, or attributes have BytePS's names. It is a ValueError to
@@ -140,7 +140,7 @@ def _read(spelling: Spelling, value: Any) -> Any:
     return value
 
 
-def _momentum(value: Any) -> Optional[float]:
+def _momentum(value: Any) -> float | None:
     number = number_of(value) if isinstance(value, str) else value
     if number is None or number == "":
         return None

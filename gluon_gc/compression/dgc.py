@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Sequence
 
 from ..options import Option, real, switch, whole
 from .base import Compressor, register, seed, share_or_count, value_bits
@@ -42,8 +42,8 @@ class Dgc(Compressor):
     name = "dgc"
     description = "the largest elements of the accumulated gradient, with momentum correction"
 
-    k: Optional[float] = share_or_count().field(None)
-    compress_ratio: Optional[float] = real(
+    k: float | None = share_or_count().field(None)
+    compress_ratio: float | None = real(
         lambda v: v > 0 and v != 1,
         "a share between 0 and 1 or its reciprocal",
         "instead of k: the share to send, or its reciprocal (0.001 or 1000)",
@@ -78,7 +78,7 @@ class Dgc(Compressor):
     warmup_epochs: int = whole(
         -1, "number of warm-up epochs, which send more elements. Call `trainer.set_epoch` in each"
     ).field(-1)
-    warmup_coeff: Union[None, float, Sequence[float]] = Option(
+    warmup_coeff: None | float | Sequence[float] = Option(
         (numbers.Real, list, tuple),
         _shares,
         "a number above 0 and at most 1, or a list of them",
@@ -88,13 +88,13 @@ class Dgc(Compressor):
     momentum_masking: bool = switch("set the momentum of an element to 0 when it is sent").field(
         True
     )
-    gradient_clipping: Optional[float] = real(
+    gradient_clipping: float | None = real(
         lambda v: v > 0,
         "a number > 0",
         "largest l2 norm of a chunk's gradient after division by batch size and number of workers; "
         "a larger gradient is scaled down",
     ).field(None)
-    seed: Optional[int] = seed().field(None)
+    seed: int | None = seed().field(None)
 
     def __post_init__(self) -> None:
         if self.compress_ratio is not None:

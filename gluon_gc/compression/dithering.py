@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass, replace
-from typing import Optional
 
 from ..options import Option, one_of, switch
 from .base import Compressor, register, seed
@@ -61,7 +60,7 @@ class Dithering(Compressor):
     normalize: str = one_of(
         ("max", "l2"), "norm of the chunk: the largest magnitude, or l2", unused="max"
     ).field("max")
-    seed: Optional[int] = seed().field(None)
+    seed: int | None = seed().field(None)
     fixed_width: bool = switch(
         "never use Elias codes (on a GPU always True). Must be the same on all workers"
     ).field(False)

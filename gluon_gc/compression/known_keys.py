@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -14,7 +14,7 @@ AUTO = "auto"
 """The compressor name with which `gluon_gc.auto` chooses a compressor for each gradient."""
 
 
-def common() -> Dict[str, Option]:
+def common() -> dict[str, Option]:
     """The keys that do not belong to one compressor."""
     names = [name for name, kind in registry.items() if kind.traits.accumulates]
     accumulating = ", ".join(names) or "none"
@@ -64,7 +64,7 @@ def common() -> Dict[str, Option]:
     }
 
 
-def inner_compressors() -> List[str]:
+def inner_compressors() -> list[str]:
     """The compressors that keep no state, and whose payloads are decoded before they are summed."""
     return [
         name
@@ -73,7 +73,7 @@ def inner_compressors() -> List[str]:
     ]
 
 
-def users_of(key: str) -> Dict[str, Option]:
+def users_of(key: str) -> dict[str, Option]:
     """The compressors that a key belongs to, each with its option of that name."""
     shared = common().get(key)
     if key == "accuracy":
@@ -86,7 +86,7 @@ def users_of(key: str) -> Dict[str, Option]:
     return {name: shared for name in registry if not has_feedback or not accumulates[name]}
 
 
-def keys() -> Dict[str, Option]:
+def keys() -> dict[str, Option]:
     """All keys, the common ones first. A key of several compressors has the first one's option."""
     options = common()
     for kind in registry.values():
@@ -100,14 +100,14 @@ _FOR_ALL = ("compressor", "fp16", "hierarchical")  # keys that need no compresso
 _FOR_AUTO = ("compressor", "accuracy", "ef", "ef_decay", "momentum", "hierarchical", "inner")
 
 
-def is_for(key: str, name: Optional[str]) -> bool:
+def is_for(key: str, name: str | None) -> bool:
     """Whether a key has an effect with the compressor of this name, or without a compressor."""
     if name == AUTO:
         return key in _FOR_AUTO
     return key in _FOR_ALL or name in users_of(key)
 
 
-def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
+def keys_that_are_on(params: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that are not switched off by None, False or "", with their values.
 
     False is a value for options of type bool. Raises ValueError if there is no such key.
@@ -134,7 +134,7 @@ def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
     return enabled
 
 
-def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+def ignored(params: Mapping[str, Any] | None) -> dict[str, Any]:
     """The keys of valid compression_params that belong to other compressors, so have no effect.
 
     BytePS's example scripts pass all keys, with a default value where they do not use one. Keys
@@ -150,7 +150,7 @@ def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
     }
 
 
-def warn_of_ignored(*several: Optional[Mapping[str, Any]]) -> None:
+def warn_of_ignored(*several: Mapping[str, Any] | None) -> None:
     """Warn once of all keys that are ignored in these params.
 
     The warning points at the line that called the caller.

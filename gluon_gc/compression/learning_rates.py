@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Dict, Hashable, Iterable, List, Mapping, Optional
+from typing import Hashable, Iterable, Mapping
 
 
 class LearningRates:
     """The learning rate of each parameter, by any key, when its gradient was last exchanged."""
 
     def __init__(self) -> None:
-        self.last: Dict[Hashable, float] = {}
-        self._before: Dict[Hashable, Optional[float]] = {}  # the last `advance` of each key
-        self._advanced: List[Hashable] = []  # by the last `advance`
+        self.last: dict[Hashable, float] = {}
+        self._before: dict[Hashable, float | None] = {}  # the last `advance` of each key
+        self._advanced: list[Hashable] = []  # by the last `advance`
 
-    def advance(self, rates: Mapping[Hashable, float]) -> Dict[Hashable, float]:
+    def advance(self, rates: Mapping[Hashable, float]) -> dict[Hashable, float]:
         """Begin a step. Return the ratio of the previous to the current learning rate.
 
         Ratios of 1 are left out. A rate of 0 is ignored: the next ratio is computed from the last
@@ -36,7 +36,7 @@ class LearningRates:
     def take_back(self) -> None:
         self.keep(self._advanced)
 
-    def without(self, keys: Iterable[Hashable]) -> Dict[Hashable, float]:
+    def without(self, keys: Iterable[Hashable]) -> dict[Hashable, float]:
         """Return what `last` would be after `keep`."""
         rates = {**self.last, **{key: self._before[key] for key in keys if key in self._before}}
         return {key: rate for key, rate in rates.items() if rate is not None}

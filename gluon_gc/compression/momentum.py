@@ -20,7 +20,7 @@ at once, and the order of float16 conversions differs.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Sequence
 
 from ..log import warn_once
 from ..options import listed
@@ -28,7 +28,7 @@ from .params import CompressionParams
 
 
 def has_nesterov(
-    own: Optional[CompressionParams], of_all: CompressionParams, of_optimizer: bool
+    own: CompressionParams | None, of_all: CompressionParams, of_optimizer: bool
 ) -> bool:
     """Whether a parameter has Nesterov's momentum, rather than classic momentum.
 

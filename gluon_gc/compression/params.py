@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Dict, Iterable, Mapping, Optional, Type
+from typing import Any, Iterable, Mapping
 
 import numpy as np
 
@@ -50,16 +50,16 @@ class CompressionParams:
         Whether "auto" chooses for gradients that Adam or AdamW uses.
     """
 
-    compressor: Optional[Compressor] = None
-    ef: Optional[str] = None
-    mu: Optional[float] = None
+    compressor: Compressor | None = None
+    ef: str | None = None
+    mu: float | None = None
     ef_decay: float = 1.0
     fp16: bool = False
     nesterov: bool = True
     hierarchical: bool = True
     exchange: str = "two_way"
-    inner: Optional[CompressionParams] = None
-    accuracy: Optional[str] = None
+    inner: CompressionParams | None = None
+    accuracy: str | None = None
     for_adam: bool = False
 
     @property
@@ -131,7 +131,7 @@ class CompressionParams:
             )
         return self
 
-    def options(self, epoch: Optional[int] = None) -> Dict[str, Any]:
+    def options(self, epoch: int | None = None) -> dict[str, Any]:
         """The options of a codec, for an epoch if one was set."""
         decay = self.ef_decay if self.ef_decay != 1 else None
         feedback = dict(ef=self.ef, ef_decay=decay, mu=self.mu, epoch=epoch)
@@ -141,7 +141,7 @@ class CompressionParams:
         return {name: value for name, value in options.items() if value is not None}
 
     def codec(
-        self, n: int, dtype: str, epoch: Optional[int] = None, isa: Optional[str] = None
+        self, n: int, dtype: str, epoch: int | None = None, isa: str | None = None
     ) -> kernels.Codec:
         """A codec for n elements with these params."""
         return kernels.Codec(self.compressor.name, self.options(epoch), n, dtype, isa)
@@ -150,9 +150,9 @@ class CompressionParams:
         """Shape and dtype of each array that a checkpoint saves for a chunk of n elements."""
         return dict(_saved_layout(self, n, dtype))
 
-    def describe(self) -> Dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """The params as a dict that JSON can hold and `parse` can read."""
-        described: Dict[str, Any] = {"fp16": self.fp16, "hierarchical": self.hierarchical}
+        described: dict[str, Any] = {"fp16": self.fp16, "hierarchical": self.hierarchical}
         if self.accuracy is not None:
             described.update(compressor=AUTO, accuracy=self.accuracy, ef=self.ef)
         if self.ef_decay != 1:
@@ -168,7 +168,7 @@ class CompressionParams:
             described["ef"] = self.ef
         return described
 
-    def given(self) -> Dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """The compression_params to show to a user, without common keys that have their default."""
         momentum = "nesterov" if self.mu is not None and self.nesterov else None
         described = {**self.describe(), "momentum": momentum}
@@ -180,7 +180,7 @@ class CompressionParams:
         }
         return {**shared, **(self.compressor.options() if self.compressor else {})}
 
-    def identity(self) -> Dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The values that must be the same on all workers, and in a checkpoint that is loaded."""
         return {**self.describe(), "mu": self.mu, "nesterov": self.nesterov}
 
@@ -192,8 +192,8 @@ def _saved_layout(params: CompressionParams, n: int, dtype: str) -> kernels.Layo
 
 
 def parse(
-    params: Optional[Mapping[str, Any]],
-    mu: Optional[float] = None,
+    params: Mapping[str, Any] | None,
+    mu: float | None = None,
     nesterov: bool = False,
     optimizer: str = "",
 ) -> CompressionParams:
@@ -312,19 +312,17 @@ def _inner(given: Mapping[str, Any]) -> CompressionParams:
 
 
 def _compressor(
-    kind: Type[Compressor], values: Mapping[str, Any], argument: str = "compression_params"
+    kind: type[Compressor], values: Mapping[str, Any], argument: str = "compression_params"
 ) -> Compressor:
     """Make a compressor, with NumPy scalars as Python numbers. KeyError if a key is missing."""
     options = {
         key: value.item() if isinstance(value, np.generic) else value
         for key, value in values.items()
     }
-    for field in fields(kind):
-        if field.default is MISSING and field.name not in options:
-            raise KeyError(
-                f"{argument}['{field.name}'] is missing; {kind.name} needs "
-                f"{kind.keys()[field.name].allowed}"
-            )
+    key = kind.missing(options)
+    if key:
+        allowed = kind.keys()[key].allowed
+        raise KeyError(f"{argument}['{key}'] is missing; {kind.name} needs {allowed}")
     return kind(**options)
 
 

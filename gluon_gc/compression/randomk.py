@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 from ..options import switch
 from .base import Compressor, register, seed, share_or_count
@@ -36,4 +35,4 @@ class RandomK(Compressor):
     scaling: bool = switch(
         "multiply the values by n / k, to be unbiased; no effect with error feedback"
     ).field(True)
-    seed: Optional[int] = seed().field(None)
+    seed: int | None = seed().field(None)

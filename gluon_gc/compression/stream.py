@@ -6,7 +6,7 @@ The generator, xorshift128+, is in operators/core/generator.h.
 from __future__ import annotations
 
 import hashlib
-from typing import Optional, Tuple
+from typing import Tuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def unseeded(entropy: bytes, index: int, begin: int) -> np.ndarray:
 
 
 def start(
-    params: CompressionParams, n: int, node: Optional[int], index: int, begin: int, entropy: bytes
+    params: CompressionParams, n: int, node: int | None, index: int, begin: int, entropy: bytes
 ) -> State:
     """The initial state of a node's random stream for a chunk of n elements.
 
@@ -58,11 +58,11 @@ def start(
 class Stream:
     """A random stream. `drawn` counts its draws: an earlier number undoes the draws since then."""
 
-    def __init__(self, start: Optional[State]) -> None:
+    def __init__(self, start: State | None) -> None:
         self._start, self.drawn = start or (0, 0), 0
         self._drawn_before = 0  # before the last `take`
 
-    def take(self, draws: int) -> Tuple[int, int, int]:
+    def take(self, draws: int) -> tuple[int, int, int]:
         """Return the current position, and advance the stream by a number of draws."""
         position = (*self._start, self.drawn)
         self._drawn_before = self.drawn
@@ -72,7 +72,7 @@ class Stream:
     def take_back(self) -> None:
         self.drawn = self._drawn_before
 
-    def state(self, drawn: Optional[int] = None) -> np.ndarray:
+    def state(self, drawn: int | None = None) -> np.ndarray:
         """The state after a number of draws, by default now. Array of uint64, shape (2,)."""
         state = np.array(self._start, np.uint64)
         kernels.jump(state, self.drawn if drawn is None else drawn)

@@ -12,7 +12,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Iterator, Mapping
 
 from .variables import BIGARRAY_BOUND as BIGARRAY_BOUND
 from .variables import IGNORED, KINDS, OF_LAUNCHERS, REQUIRED, TABLE, Variable
@@ -79,14 +79,14 @@ def server_threads() -> int:
     return get("OMP_NUM_THREADS") or cores()
 
 
-def misspelt() -> dict[str, Optional[str]]:
+def misspelt() -> dict[str, str | None]:
     """Variables that are set but not read, each with the most similar variable that is read.
 
     A variable that begins with BYTEPS_ and is similar to none is left out: it may belong to BytePS.
     """
     stems = {_stem(variable.name): variable.name for variable in TABLE}
     known = {*_VARIABLES, *(variable.older for variable in TABLE), *IGNORED}
-    nearest: dict[str, Optional[str]] = {}
+    nearest: dict[str, str | None] = {}
     for name in sorted(name for name in os.environ if name not in known):
         if name.startswith(("BYTEPS_", "GLUON_GC_")):
             near = [stems[stem] for stem in difflib.get_close_matches(_stem(name), stems, n=1)]
@@ -130,7 +130,7 @@ class Cluster:
     root_port: int
     num_worker: int  # worker machines
     num_server: int  # server processes
-    worker_id: Optional[int]  # the number of this worker's machine; None for the other roles
+    worker_id: int | None  # the number of this worker's machine; None for the other roles
     local_rank: int = 0
     local_size: int = 1  # workers on each machine
 
@@ -149,14 +149,14 @@ class Cluster:
         return self.num_worker * self.local_size
 
     @property
-    def rank(self) -> Optional[int]:
+    def rank(self) -> int | None:
         """The rank of this worker among all workers. None for the other roles."""
         if self.worker_id is None:
             return None
         return self.worker_id * self.local_size + self.local_rank
 
 
-def cluster(role: Optional[str] = None, servers_needed: bool = True) -> Cluster:
+def cluster(role: str | None = None, servers_needed: bool = True) -> Cluster:
     """The cluster of this process. PyTorch's jobs need no servers.
 
     `role` is DMLC_ROLE by default.
@@ -237,11 +237,6 @@ def require_url_of_s3() -> None:
             raise ConfigurationError(f"{name} must begin with http:// or https://, got {address!r}")
 
 
-def of_torchrun(name: str) -> Optional[int]:
-    """The value of one of torchrun's variables, such as LOCAL_RANK. None if it is not set."""
-    return get(name)
-
-
 def heartbeat_timeout() -> int:
     """Seconds without a heartbeat after which a node counts as dead. 0 if there are none."""
     return get("PS_HEARTBEAT_TIMEOUT") if get("PS_HEARTBEAT_INTERVAL") else 0
@@ -320,14 +315,14 @@ def prepare_gloo() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-def export_local(rank: Optional[int], size: Optional[int]) -> None:
+def export_local(rank: int | None, size: int | None) -> None:
     """Set LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun does, if they are known and not set."""
     for name, number in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size)):
         if number is not None and not is_set(name):
             os.environ[name] = str(number)
 
 
-def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) -> None:
+def resize(num_worker: int, num_server: int, worker_id: int | None = None) -> None:
     """Set the size of the cluster for `cluster`. The address of the scheduler stays."""
     os.environ.update(DMLC_NUM_WORKER=str(num_worker), DMLC_NUM_SERVER=str(num_server))
     if worker_id is not None:
@@ -370,13 +365,13 @@ def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def for_child(changes: Mapping[str, Optional[str]]) -> dict[str, str]:
+def for_child(changes: Mapping[str, str | None]) -> dict[str, str]:
     """The environment of a child process: this one with changes. None removes a variable."""
     merged = {**os.environ, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def for_service(changes: Mapping[str, Optional[str]]) -> dict[str, str]:
+def for_service(changes: Mapping[str, str | None]) -> dict[str, str]:
     """Like `for_child`, without empty entries of PYTHONPATH: they mean the current directory."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return for_child({**changes, "PYTHONPATH": os.pathsep.join(filter(None, entries)) or None})

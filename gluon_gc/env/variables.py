@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping
 
 BIGARRAY_BOUND = 2**31 - 1
 """The largest number of elements that MXNet stores on one server: the highest bound it accepts.
@@ -34,11 +34,11 @@ class Variable:
     default: Any  # REQUIRED, a value, or a function for it, whose docstring the docs print
     kind: str  # a key of KINDS
     meaning: str  # for the docs, and for the error of a missing variable
-    older: Optional[str] = None  # an older spelling, read if `name` is not set
+    older: str | None = None  # an older spelling, read if `name` is not set
     must_match: bool = False  # the scheduler refuses nodes with another value
 
 
-def _number(low: int, high: Optional[int] = None) -> Callable[[str], int]:
+def _number(low: int, high: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = int(text)
         if value < low or (high is not None and value > high):

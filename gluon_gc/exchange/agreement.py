@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
 from .. import env
 from ..version import __version__
@@ -42,18 +42,18 @@ def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
         raise RuntimeError(f"the workers do not fit together: {answer['problem']}")
 
 
-def stated(facts: Facts) -> List[Any]:
+def stated(facts: Facts) -> list[Any]:
     """Facts as a message has them, with the environment variables in `_SETTINGS`."""
     settings = {name: env.get(name) for name in _SETTINGS}
     return [[subject, _shortened(values)] for subject, values in (("", settings), *facts)]
 
 
-def agree(rank: int, facts: Facts, gather: Callable[[Message], List[Message]]) -> None:
+def agree(rank: int, facts: Facts, gather: Callable[[Message], list[Message]]) -> None:
     """As `reach`, where `gather` takes this worker's message, and returns those of all workers."""
     reach(rank, facts, lambda message: compare(gather(message)))
 
 
-def compare(messages: List[Message]) -> Message:
+def compare(messages: list[Message]) -> Message:
     """Compare the messages of all workers. The result is empty if they are the same.
 
     It is {"block": i} if digest i differs: the workers must then send the facts of that block. It
@@ -80,7 +80,7 @@ def compare(messages: List[Message]) -> Message:
     return {} if "digests" in first else {"problem": "their digests differ, but not their facts"}
 
 
-def difference(there: str, their_facts: List[Any], here: str, own_facts: List[Any]) -> str:
+def difference(there: str, their_facts: list[Any], here: str, own_facts: list[Any]) -> str:
     """The first difference between two results of `stated`, in words; "" if they are the same."""
     for theirs, own in itertools.zip_longest(their_facts, own_facts):
         if theirs is None:
@@ -97,11 +97,11 @@ def difference(there: str, their_facts: List[Any], here: str, own_facts: List[An
     return ""
 
 
-def _text(value: Optional[str]) -> str:
+def _text(value: str | None) -> str:
     return "none" if value in (None, "null") else value
 
 
-def _shortened(values: Mapping[str, Any]) -> Dict[str, str]:
+def _shortened(values: Mapping[str, Any]) -> dict[str, str]:
     """The values as JSON. A value that is too long for a message is replaced by its SHA-256."""
     texts = {key: json.dumps(value) for key, value in values.items()}
     return {

@@ -9,7 +9,6 @@ from typing import (
     Collection,
     ContextManager,
     Iterable,
-    List,
     Optional,
     Protocol,
     Sequence,
@@ -53,10 +52,10 @@ class Values(Protocol):
     def of(self, piece: Slice) -> Array:
         """Return the values of a slice."""
 
-    def addresses(self, pieces: Sequence[Slice]) -> List[int]:
+    def addresses(self, pieces: Sequence[Slice]) -> list[int]:
         """Return the memory addresses of the values of slices."""
 
-    def queue(self) -> ContextManager[Optional[int]]:
+    def queue(self) -> ContextManager[int | None]:
         """Return a context for work on the values, which begins after they were computed.
 
         It yields the stream of a GPU, or None. At its end, all copies to or from host memory are
@@ -67,7 +66,7 @@ class Values(Protocol):
 class Order(Protocol):
     """The order of the work on some memory."""
 
-    def queue(self) -> ContextManager[Optional[int]]:
+    def queue(self) -> ContextManager[int | None]:
         """Return a context for work after all work so far; see `Values.queue`."""
 
 
@@ -80,7 +79,7 @@ class Calls(Protocol):
         The chunks whose sum this worker gets.
     """
 
-    delivered: List[ExchangedChunk]
+    delivered: list[ExchangedChunk]
 
     def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
         """Write the payloads of the job's values to the buffers."""
@@ -145,7 +144,7 @@ class Arrays(Protocol):
     def in_host_memory(self, device: Any) -> bool:
         """Return whether the CPU can read arrays of this device."""
 
-    def keeps_payloads(self, device: Any, compressor: Optional[Compressor]) -> bool:
+    def keeps_payloads(self, device: Any, compressor: Compressor | None) -> bool:
         """Return whether payloads of a fixed length stay in the memory of this GPU.
 
         None: whether values do.
@@ -157,7 +156,7 @@ class Arrays(Protocol):
         params: CompressionParams,
         n: int,
         dtype: str,
-        start: Optional[stream.State] = None,
+        start: stream.State | None = None,
         decodes_only: bool = False,
     ) -> Coder:
         """Return a coder of values on a device; see `Coder`."""

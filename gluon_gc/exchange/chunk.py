@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from ..compression import CompressionParams
 from .coder import Coder
@@ -29,9 +29,9 @@ class ExchangedChunk:
     working: str  # the dtype of its values before and after the exchange
     device: Any  # of these values
     checked: bool  # whether uncompressed values are checked for NaNs and infinities
-    coder: Optional[Coder] = None  # this worker's, if the chunk is compressed
-    aggregator: Optional[Coder] = None  # the owner's, if this worker is the owner and aggregates
-    inside: Optional[Inside] = None  # if each machine sums the chunk before it is exchanged
+    coder: Coder | None = None  # this worker's, if the chunk is compressed
+    aggregator: Coder | None = None  # the owner's, if this worker is the owner and aggregates
+    inside: Inside | None = None  # if each machine sums the chunk before it is exchanged
     on_gpu: bool = False  # whether its payloads or values travel from GPU to GPU
     senders: int = 1  # the number of payloads that travel together, each with the most bytes
 
@@ -57,7 +57,7 @@ class ExchangedChunk:
         return WireSize(self.num_bytes, self.coder.codec.used)
 
     @property
-    def coding(self) -> Tuple[str, Optional[CompressionParams], str, Any, bool]:
+    def coding(self) -> tuple[str, CompressionParams | None, str, Any, bool]:
         """A key that is equal for the chunks that one call of the library can compress."""
         return self.kind, self.plan.params, self.plan.dtype, self.device, self.on_gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterable, Mapping, Tuple
 
 import numpy as np
 
@@ -34,22 +34,22 @@ class Coder:
         params: CompressionParams,
         n: int,
         dtype: str,
-        start: Optional[streams.State] = None,
+        start: streams.State | None = None,
         decodes_only: bool = False,
     ) -> None:
         self._params, self._n, self._dtype = params, n, dtype
         self._stream = streams.Stream(start)
-        self._epoch: Optional[int] = None
+        self._epoch: int | None = None
         self.set_epoch(None)
-        self._copies: List[Any] = []  # of the state; others than the current one are earlier states
-        self._references: List[kernels.StateReference] = []  # to the copies
+        self._copies: list[Any] = []  # of the state; others than the current one are earlier states
+        self._references: list[kernels.StateReference] = []  # to the copies
         self._has_foreign_memory = False
         if not decodes_only:
             self._now = self._add_copy()
-        self._before: Optional[_Before] = None  # `take_back` returns there
-        self._last: Optional[_Before] = None  # `take_back_last` returns there
+        self._before: _Before | None = None  # `take_back` returns there
+        self._last: _Before | None = None  # `take_back_last` returns there
 
-    def set_epoch(self, epoch: Optional[int]) -> None:
+    def set_epoch(self, epoch: int | None) -> None:
         """Set the epoch, counted from 0; None: compress as after the warm-up."""
         self._epoch = epoch
         self.codec = self._params.codec(self._n, self._dtype, epoch)
@@ -172,7 +172,7 @@ class Coder:
 
     # Checkpoints
 
-    def state(self, undone: bool = False) -> Dict[str, np.ndarray]:
+    def state(self, undone: bool = False) -> dict[str, np.ndarray]:
         """Return the arrays for a checkpoint.
 
         They are "residual" and "momentum", shape (n,), and "stream", shape (2,).
@@ -211,7 +211,7 @@ def new_entropy() -> bytes:
     return os.urandom(_ENTROPY_BYTES)
 
 
-def needs_entropy(several: Iterable[Optional[CompressionParams]]) -> bool:
+def needs_entropy(several: Iterable[CompressionParams | None]) -> bool:
     """Return whether a compressor draws random numbers without a seed. None: no compression."""
     compressors = {params.compressor for params in several if params is not None} - {None}
     return any(c.traits.draws and c.seed is None for c in compressors)
@@ -234,9 +234,7 @@ class StreamStarts:
         if not self.entropy and needs_entropy(several):
             self.entropy = self._of_root(new_entropy())
 
-    def start(
-        self, chunk: Chunk, node: Optional[int], index: int, begin: int
-    ) -> Optional[streams.State]:
+    def start(self, chunk: Chunk, node: int | None, index: int, begin: int) -> streams.State | None:
         """The initial state of a node's stream for a chunk. None if its compressor does not draw.
 
         `draw` must have been called with the chunk before. `node` is the rank of a worker, or None

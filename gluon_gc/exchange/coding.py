@@ -6,7 +6,7 @@ One `Coding` handles all chunks that a single call of the library can compress.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Iterable, Iterator, Protocol, Sequence
 
 from .. import kernels
 from .arrays import Arrays, Positions, Ratios, States
@@ -18,22 +18,22 @@ from .job import Job
 class Buffers:
     """The memory of messages, by chunk: arrays of uint8, or a front end's in GPU memory."""
 
-    sent: Dict[ExchangedChunk, Any]  # what this worker sends; shape (bytes,)
-    received: Dict[ExchangedChunk, Any]  # what all send to this owner; shape (workers, bytes)
-    answer: Dict[ExchangedChunk, Any]  # the sums of this owner; shape (bytes,)
-    answers: Dict[ExchangedChunk, Any]
+    sent: dict[ExchangedChunk, Any]  # what this worker sends; shape (bytes,)
+    received: dict[ExchangedChunk, Any]  # what all send to this owner; shape (workers, bytes)
+    answer: dict[ExchangedChunk, Any]  # the sums of this owner; shape (bytes,)
+    answers: dict[ExchangedChunk, Any]
     """The sums that this worker gets from all owners: shape (1, bytes). If it gets the payloads of
     all workers instead: shape (workers, bytes)."""
 
-    def outgoing(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
+    def outgoing(self, chunks: Sequence[ExchangedChunk]) -> list[ExchangedChunk]:
         """Return the chunks that this worker sends."""
         return [chunk for chunk in chunks if chunk in self.sent]
 
-    def aggregated(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
+    def aggregated(self, chunks: Sequence[ExchangedChunk]) -> list[ExchangedChunk]:
         """Return the chunks whose payloads this worker aggregates."""
         return [chunk for chunk in chunks if chunk.aggregator is not None]
 
-    def delivered(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
+    def delivered(self, chunks: Sequence[ExchangedChunk]) -> list[ExchangedChunk]:
         """Return the chunks whose sum this worker gets."""
         return [chunk for chunk in chunks if chunk in self.answers]
 
@@ -109,7 +109,7 @@ class PayloadCoding(Coding):
         self._names = [chunk.piece.tensor for chunk in self._outgoing]
         self._aggregators = [chunk.aggregator for chunk in aggregated]
         self._aggregated = [chunk.piece.tensor for chunk in aggregated]
-        self._drawn: Optional[List[kernels.Position]] = None  # the positions that decoding needs
+        self._drawn: list[kernels.Position] | None = None  # the positions that decoding needs
         self._calls = arrays.calls(chunks, buffers)
 
     def encode(self, job: Job) -> None:
@@ -177,7 +177,7 @@ class HostCalls:
     def aggregate(self, states: States, positions: Positions) -> None:
         self._aggregate(positions=positions, states=states)
 
-    def decompress(self, job: Job, positions: Positions) -> List[bool]:
+    def decompress(self, job: Job, positions: Positions) -> list[bool]:
         self._decompress(job.request.sums.addresses(self._written), positions)
         return finite(self._decompress)
 
@@ -200,14 +200,14 @@ def batch_of_answers(
     return kernels.Batch(function, codecs, payloads=[buffers.answers[c] for c in delivered])
 
 
-def finite(batch: kernels.Batch) -> List[bool]:
+def finite(batch: kernels.Batch) -> list[bool]:
     """Return for each call whether its values are finite."""
     return [bool(status.finite) for status in batch.statuses]
 
 
-def codings(chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> List[Coding]:
+def codings(chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> list[Coding]:
     """Return a coding for each group of chunks that one call can compress."""
-    groups: Dict[Tuple, List[ExchangedChunk]] = {}
+    groups: dict[tuple, list[ExchangedChunk]] = {}
     for chunk in chunks:
         groups.setdefault(chunk.coding, []).append(chunk)
     kinds = {PLAIN: PlainCoding, SUMMED: SummedCoding}

@@ -8,7 +8,7 @@ payloads vary in length, only the bytes in use are sent; such a payload begins w
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Callable, Collection, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -24,19 +24,19 @@ class WireSize(NamedTuple):
     """The size of one chunk, or of a header, in a message."""
 
     most: int  # the bytes of its room
-    used: Optional[Callable[[np.ndarray], int]] = None
+    used: Callable[[np.ndarray], int] | None = None
     """Returns the number of bytes in use, given an array that begins with them. None: all."""
 
 
 WireSizes = Sequence[WireSize]
 
 
-def offsets(sizes: Iterable[int]) -> List[int]:
+def offsets(sizes: Iterable[int]) -> list[int]:
     """Return the offsets of consecutive rooms of these bytes, and the end of the last one."""
     return [0, *itertools.accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
 
 
-def other_workers(rank: int, workers: int) -> List[int]:
+def other_workers(rank: int, workers: int) -> list[int]:
     """Return the other workers, the next rank first, so that all receive at the same time."""
     return [(rank + i) % workers for i in range(1, workers)]
 
@@ -48,7 +48,7 @@ class _Message:
     """
 
     def __init__(
-        self, sizes: WireSizes, memory: Memory, rooms_memory: Optional[np.ndarray] = None
+        self, sizes: WireSizes, memory: Memory, rooms_memory: np.ndarray | None = None
     ) -> None:
         self._sizes, self._most = sizes, [size.most for size in sizes]
         begins = offsets(self._most)
@@ -57,7 +57,7 @@ class _Message:
         self.rooms = [rooms[begin : begin + size.most] for begin, size in zip(begins, sizes)]
         self.wire = memory(begins[-1]) if self._varies else rooms  # a received one may be shorter
 
-    def used(self) -> List[int]:
+    def used(self) -> list[int]:
         """Return the number of bytes in use of each room."""
         if not self._varies:
             return self._most
@@ -187,7 +187,7 @@ class ToAll:
         self.rows = [*self._gathered, *(room[None] for room in owned)]
         self._messages = members.messages(1, tag, _wires(self._incoming))
 
-    def start(self) -> List[int]:
+    def start(self) -> list[int]:
         """Start to send the rooms, and return the number of bytes in use of each."""
         used = self._outgoing.used()
         self._messages.send(dict.fromkeys(self._incoming, self._outgoing.packed(used)))
@@ -212,7 +212,7 @@ class ToAll:
         self._messages.expect()
 
 
-def _wires(messages: Dict[int, _Message]) -> Dict[int, np.ndarray]:
+def _wires(messages: dict[int, _Message]) -> dict[int, np.ndarray]:
     return {worker: message.wire for worker, message in messages.items()}
 
 

@@ -18,7 +18,7 @@ import itertools
 import weakref
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from .agreement import Facts, agree
 from .allreduce import LARGE_BYTES, sums_in_place
 from .arrays import Arrays
 from .chunk import ExchangedChunk, Inside
-from .coder import Coder, StreamStarts
+from .coder import StreamStarts
 from .header import SAME, OutOfStepError, Stamp
 from .job import Done, Job, Request, Result, Task
 from .machines import Machines
@@ -57,28 +57,11 @@ class DeclaredTensor(NamedTuple):
         return plan.working_dtype(self.plan.dtype) if self.plan.floating else "float64"
 
     def exchanged(
-        self,
-        chunk: Chunk,
-        owner: int,
-        arrays: Arrays,
-        device: Any,
-        coder: Optional[Coder] = None,
-        aggregator: Optional[Coder] = None,
-        **more: Any,
+        self, chunk: Chunk, owner: int, arrays: Arrays, device: Any, *coders: Any, **more: Any
     ) -> ExchangedChunk:
         """Return a chunk of this tensor with its owner and coders; see `ExchangedChunk`."""
-        return ExchangedChunk(
-            chunk,
-            owner,
-            self.wire,
-            arrays.itemsize(self.wire),
-            self.working,
-            device,
-            self.plan.checked,
-            coder,
-            aggregator,
-            **more,
-        )
+        values = self.wire, arrays.itemsize(self.wire), self.working, device, self.plan.checked
+        return ExchangedChunk(chunk, owner, *values, *coders, **more)
 
 
 class Exchange:
@@ -88,9 +71,7 @@ class Exchange:
     order. `machines` sum their workers' values first; None if there are none.
     """
 
-    def __init__(
-        self, members: Members, arrays: Arrays, machines: Optional[Machines] = None
-    ) -> None:
+    def __init__(self, members: Members, arrays: Arrays, machines: Machines | None = None) -> None:
         self.members, self.arrays, self.machines = members, arrays, machines
         self.rank, self.workers = members.rank, len(members.ranks)
         self.transfers = Transfers(members, arrays, machines)
@@ -115,7 +96,7 @@ class Exchange:
         """
         _agree(self.members, facts, doing)
 
-    def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> List[Any]:
+    def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> list[Any]:
         """Return the objects of all workers, by rank. No job may be under way; see `agree`."""
         return self.members.gather(mine, doing)
 
@@ -140,12 +121,15 @@ class Exchange:
         job = Job(request, next(self._numbers), 1.0 / divisor)
         self._progress.unused.difference_update(request.names)
         if request.announced is not None:
-            transfers = [*self.transfers.of("announcement", self._announcement), *transfers]
+            transfers = [
+                *self.transfers.of("announcement", self._announcement),
+                *transfers,
+            ]
         self._progress.begin(job, len(transfers), done)
         for transfer in transfers:
             self._pipeline.put(Task(transfer, job))
 
-    def _announcement(self) -> List[Stages]:
+    def _announcement(self) -> list[Stages]:
         return [_Announcement(self.transfers.link(0))]
 
     def require_open(self) -> None:
@@ -168,14 +152,14 @@ class Lane:
 
     def __init__(self, exchange: Exchange, number: int) -> None:
         self.exchange, self._number = exchange, number
-        self.chunks: List[ExchangedChunk] = []
-        self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
-        self._tensors: Dict[str, DeclaredTensor] = {}
+        self.chunks: list[ExchangedChunk] = []
+        self._of_tensor: dict[str, list[ExchangedChunk]] = {}
+        self._tensors: dict[str, DeclaredTensor] = {}
         self._loads = [0] * exchange.workers  # bytes by owner
-        self._kept: Set[Tuple[int, Tuple[str, ...]]] = set()  # the keys of its transfers
+        self._kept: set[tuple[int, tuple[str, ...]]] = set()  # the keys of its transfers
 
     def declare(
-        self, tensors: Sequence[DeclaredTensor], minimum: Optional[int] = None, about: Facts = ()
+        self, tensors: Sequence[DeclaredTensor], minimum: int | None = None, about: Facts = ()
     ) -> None:
         """Prepare the exchange of these tensors. All workers call this with the same tensors.
 
@@ -241,7 +225,7 @@ class Lane:
         lane.declare(tensors)
         return lane
 
-    def _machines(self, tensor: DeclaredTensor) -> Optional[Machines]:
+    def _machines(self, tensor: DeclaredTensor) -> Machines | None:
         """Return the machines that sum a tensor before it is exchanged; None if they do not."""
         return self.exchange.machines if tensor.plan.params.hierarchical else None
 
@@ -262,7 +246,7 @@ class Lane:
         inner = params.inner
         return keeps_payloads(tensor.device, inner.compressor if inner is not None else None)
 
-    def _cut(self, tensor: DeclaredTensor, minimum: int) -> List[Chunk]:
+    def _cut(self, tensor: DeclaredTensor, minimum: int) -> list[Chunk]:
         """Cut a tensor. An uncompressed one is cut into small chunks: owners share its bytes.
 
         If it is large, it has no owner (`sums_in_place`), and is not cut smaller.
@@ -377,7 +361,7 @@ class Lane:
                 )
         self.exchange.start(request, self._transfers(names), done)
 
-    def _transfers(self, names: Tuple[str, ...]) -> List[Stages]:
+    def _transfers(self, names: tuple[str, ...]) -> list[Stages]:
         """Return the transfers of tensors that are exchanged in one job."""
         transfers, key = self.exchange.transfers, (self._number, names)
         if key not in self._kept:
@@ -451,9 +435,9 @@ class _Progress:
 
     transfers: Transfers
     busy: Busy
-    names: Dict[int, str] = field(default_factory=dict)  # by their numbers in samples of weights
-    unused: Set[str] = field(default_factory=set)  # tensors that were never exchanged
-    _under_way: Dict[int, _UnderWay] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # by their numbers in samples of weights
+    unused: set[str] = field(default_factory=set)  # tensors that were never exchanged
+    _under_way: dict[int, _UnderWay] = field(default_factory=dict)
 
     def begin(self, job: Job, transfers: int, done: Done) -> None:
         """Expect the end of a job's transfers."""
@@ -503,11 +487,11 @@ class _UnderWay:
 
     transfers: int  # that have not ended
     _done: Done
-    nonfinite: List[Iterable[str]] = field(default_factory=list)
-    unused: Set[str] = field(default_factory=set)
+    nonfinite: list[Iterable[str]] = field(default_factory=list)
+    unused: set[str] = field(default_factory=set)
     outcome: Stamp = SAME
 
-    def finish(self, result: Optional[Result], error: Optional[BaseException]) -> None:
+    def finish(self, result: Result | None, error: BaseException | None) -> None:
         """Call `done`. If it raises, call it with its error: somebody waits for the job."""
         try:
             self._done(result if error is None else None, error)
@@ -516,7 +500,7 @@ class _UnderWay:
 
 
 def _release(
-    pipeline: Pipeline, transfers: Transfers, members: Members, machines: Optional[Machines]
+    pipeline: Pipeline, transfers: Transfers, members: Members, machines: Machines | None
 ) -> None:
     """Stop the threads of an exchange that is closed or garbage, and release its connections."""
     pipeline.close()

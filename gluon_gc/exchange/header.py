@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 import zlib
 from types import MappingProxyType
-from typing import Collection, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class OutOfStepError(RuntimeError):
     `outcome`: if other workers must be told; else they know it.
     """
 
-    def __init__(self, message: str, outcome: Optional[Stamp] = None) -> None:
+    def __init__(self, message: str, outcome: Stamp | None = None) -> None:
         super().__init__(message)
         self.outcome = outcome
 
@@ -97,14 +97,14 @@ def wire_size(chunks: int) -> WireSize:
 
 
 def write(
-    room: np.ndarray, stamp: Stamp, present: Union[bool, Sequence[bool]], contributors: int = 1
+    room: np.ndarray, stamp: Stamp, present: bool | Sequence[bool], contributors: int = 1
 ) -> None:
     """Write a header to its room: uint8, shape (bytes,). `present`: for all chunks or for each."""
     _HEAD.pack_into(room, 0, contributors, VERSION, *stamp)
     room[_HEAD.size :] = present
 
 
-def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, Sequence[int], int]:
+def read(rows: np.ndarray, ranks: Sequence[int]) -> tuple[Stamp, Sequence[int], int]:
     """Compare the headers of the workers with these ranks: uint8, shape (workers, bytes).
 
     Return the outcome, the indices of the chunks without a gradient, and how many contributed.
@@ -114,7 +114,7 @@ def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, Sequence[int], 
     return outcome, _unused(rows), sum(contributors for contributors, *_ in heads)
 
 
-def _unused(rows: np.ndarray) -> List[int]:
+def _unused(rows: np.ndarray) -> list[int]:
     """Return the indices of the chunks without a gradient on any worker."""
     if 0 not in rows[0, _HEAD.size :].tobytes():
         return []  # in nearly all steps
@@ -153,7 +153,7 @@ def _compared_weights(samples: np.ndarray, ranks: np.ndarray) -> Stamp:
     return SAME
 
 
-def read_answer(rows: np.ndarray) -> Tuple[Stamp, Sequence[int], int]:
+def read_answer(rows: np.ndarray) -> tuple[Stamp, Sequence[int], int]:
     """Return the result of `read` that an owner has sent: uint8, shape (1, bytes)."""
     contributors, _, *outcome = _HEAD.unpack_from(rows[0])
     return Stamp(*outcome), _unused(rows), contributors

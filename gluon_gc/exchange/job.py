@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple, Optional
 
 from .. import kernels
 from . import header
@@ -34,11 +34,11 @@ class Request:
     exchange is taken back, so `continues` must be given."""
     stamp: Callable[[], Stamp] = lambda: SAME
     """Returns the stamp when it is sent. It must be the same on all workers."""
-    continues: Optional[Collection[str]] = None
+    continues: Collection[str] | None = None
     """The tensors whose last exchange this one continues, see `Coder.turn`. None: this exchange
     cannot be taken back."""
-    announced: Optional[Announced] = None
-    output: Optional[Values] = None  # where the sums are written; None: they replace the values
+    announced: Announced | None = None
+    output: Values | None = None  # where the sums are written; None: they replace the values
 
     @property
     def names(self) -> Collection[str]:
@@ -73,7 +73,7 @@ class Job:
 
     def states_for(
         self, coders: Iterable[Coder], tensors: Iterable[str]
-    ) -> List[kernels.StateOfCall]:
+    ) -> list[kernels.StateOfCall]:
         """Return where coders read and write their states when they compress parts of tensors."""
         continues = self.request.continues
         if continues is None:
@@ -96,8 +96,8 @@ class Task:
     transfer: Any
     job: Job
     outcome: Stamp = SAME  # of the comparison of all workers' stamps
-    nonfinite: List[Iterable[str]] = field(default_factory=list)  # read at the job's end
-    unused: Set[str] = field(default_factory=set)
+    nonfinite: list[Iterable[str]] = field(default_factory=list)  # read at the job's end
+    unused: set[str] = field(default_factory=set)
     contributors: int = 0  # the number of workers whose values are in the sums
     under_way: Any = None  # what a stage leaves for the next one
 

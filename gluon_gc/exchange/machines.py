@@ -12,7 +12,7 @@ share of the chunks. For its share, it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, ContextManager, NamedTuple, Sequence
 
 from . import header
 from .arrays import Array, Arrays
@@ -60,12 +60,12 @@ class Stated(NamedTuple):
 
     local_size: int  # the launcher's number of workers on the machine
     local_rank: int
-    inner_group: Optional[Sequence[int]]
+    inner_group: Sequence[int] | None
     """The ranks, among all workers of the job, of the group that the caller gave. Empty: the worker
     is not in it. None: the caller gave none."""
 
 
-def groups_of(ranks: Sequence[int], stated: Sequence[Stated]) -> Optional[Groups]:
+def groups_of(ranks: Sequence[int], stated: Sequence[Stated]) -> Groups | None:
     """Return the machines of an exchange, or None if no machine sums first.
 
     There is nothing to sum, or nothing to exchange afterwards, with one worker on each machine or
@@ -91,22 +91,22 @@ def groups_of(ranks: Sequence[int], stated: Sequence[Stated]) -> Optional[Groups
     return groups if groups is not None and 1 < len(groups) < len(ranks) else None
 
 
-def _of_launcher(ranks: Sequence[int], stated: Sequence[Stated]) -> Optional[Groups]:
+def _of_launcher(ranks: Sequence[int], stated: Sequence[Stated]) -> Groups | None:
     """Return the machines that the launcher names, whose workers have consecutive ranks."""
     size = stated[0].local_size
     if any(each[:2] != (size, rank % size) for rank, each in zip(ranks, stated)):
         return None
-    machines: Dict[int, List[int]] = {}
+    machines: dict[int, list[int]] = {}
     for number, rank in enumerate(ranks):
         machines.setdefault(rank // size, []).append(number)
     groups = list(machines.values())
     return groups if len({len(group) for group in groups}) == 1 else None
 
 
-def _checked(ranks: Sequence[int], inner_groups: Sequence[Optional[Sequence[int]]]) -> Groups:
+def _checked(ranks: Sequence[int], inner_groups: Sequence[Sequence[int] | None]) -> Groups:
     """Return the groups that the callers gave. ValueError if they do not fit together."""
     numbers = {rank: number for number, rank in enumerate(ranks)}
-    groups: Dict[int, List[int]] = {}  # by the first member
+    groups: dict[int, list[int]] = {}  # by the first member
     for rank, inner_group in zip(ranks, inner_groups):
         if inner_group is None:
             raise ValueError(f"worker {rank} has no inner_group, but other workers have one")
@@ -140,7 +140,7 @@ def _checked(ranks: Sequence[int], inner_groups: Sequence[Optional[Sequence[int]
 class _Sums:
     """The sums of a machine, as `arrays.Values`."""
 
-    def __init__(self, rooms: Dict[ExchangedChunk, Any], device: Any, arrays: Arrays) -> None:
+    def __init__(self, rooms: dict[ExchangedChunk, Any], device: Any, arrays: Arrays) -> None:
         self.device, self._order = device, arrays.order(device, rooms.values())
         self._sums = {c.piece: arrays.view(room, c.working) for c, room in rooms.items()}
         self._addresses = {piece: arrays.address(values) for piece, values in self._sums.items()}
@@ -149,10 +149,10 @@ class _Sums:
     def of(self, piece: Slice) -> Array:
         return self._sums[piece]
 
-    def addresses(self, pieces: Sequence[Slice]) -> List[int]:
+    def addresses(self, pieces: Sequence[Slice]) -> list[int]:
         return [self._addresses[piece] for piece in pieces]
 
-    def queue(self) -> ContextManager[Optional[int]]:
+    def queue(self) -> ContextManager[int | None]:
         return self._order.queue()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Sequence
 
 _JOIN_SECONDS = 5  # seconds to wait for each thread at shutdown
 
@@ -67,13 +67,13 @@ class _Calls:
         broken: Callable[[BaseException], None],
     ) -> None:
         self._done, self._failed, self._broken = done, failed, broken
-        self._error: Optional[BaseException] = None
+        self._error: BaseException | None = None
 
     def run(
         self,
         stage: Callable[[Any], None],
         items: queue.SimpleQueue,
-        following: Optional[queue.SimpleQueue],
+        following: queue.SimpleQueue | None,
     ) -> None:
         """Call a stage with each item, and pass the item on."""
         while True:

@@ -26,14 +26,10 @@ from dataclasses import dataclass
 from typing import (
     Any,
     Callable,
-    Dict,
     Hashable,
     Iterable,
     Iterator,
-    List,
-    Optional,
     Sequence,
-    Tuple,
     TypeVar,
 )
 
@@ -108,9 +104,9 @@ class Slice:
 class Chunk:
     """The unit that is summed: a slice of one tensor, or several small uncompressed tensors."""
 
-    slices: Tuple[Slice, ...]  # one, or of several tensors if uncompressed
+    slices: tuple[Slice, ...]  # one, or of several tensors if uncompressed
     dtype: str  # of the compressor's arithmetic, or else of the values that are sent
-    params: Optional[CompressionParams]  # None if the values are sent and summed uncompressed
+    params: CompressionParams | None  # None if the values are sent and summed uncompressed
     # The most bytes that a worker sends to a parameter server for this chunk in a step: the payload
     # and, unless the server sums payloads as they are, its framing.
     message_bytes: int
@@ -168,7 +164,7 @@ def _wire_dtype(tensor: Tensor) -> str:
     return "float16" if tensor.params.fp16 else tensor.dtype
 
 
-def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
+def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> list[Chunk]:
     """The chunks of a compressed tensor.
 
     A server sends the sum back only after it has received a whole message, so with smaller messages
@@ -194,7 +190,7 @@ def _framed_bytes(payload_bytes: int) -> int:
     return 4 * frame_words(payload_bytes)
 
 
-def _equal_chunks(tensor: Tensor, dtype: str, partition_bytes: int) -> List[Chunk]:
+def _equal_chunks(tensor: Tensor, dtype: str, partition_bytes: int) -> list[Chunk]:
     slices = list(_slices(tensor, partition_bytes))
     message_bytes = {}
     for size in {piece.size for piece in slices}:  # at most two sizes: the last may be shorter
@@ -206,7 +202,7 @@ def _equal_chunks(tensor: Tensor, dtype: str, partition_bytes: int) -> List[Chun
 
 def _uncompressed_chunks(
     tensors: Sequence[Tensor], dtype: str, partition_bytes: int
-) -> List[Chunk]:
+) -> list[Chunk]:
     """The chunks of uncompressed tensors that are sent in the same dtype.
 
     Small slices share a chunk of at most `SMALL_BYTES`, or `partition_bytes` if that is less. If a
@@ -237,17 +233,17 @@ def _joined(slices: Sequence[Slice]) -> Iterator[Slice]:
 def batches(
     items: Iterable[T],
     size: Callable[[T], float],
-    kind: Callable[[T], Optional[Hashable]] = lambda item: "",
+    kind: Callable[[T], Hashable | None] = lambda item: "",
     most: float = math.inf,
     enough: float = math.inf,
-) -> List[List[T]]:
+) -> list[list[T]]:
     """Group items of one kind into batches, which are in the order of their first items.
 
     A batch has a total size of at most `most`, and gets no more items when it has `enough`. An item
     of kind None has a batch of its own.
     """
-    found: List[List[T]] = []
-    growing: Dict[Hashable, Tuple[List[T], float]] = {}
+    found: list[list[T]] = []
+    growing: dict[Hashable, tuple[list[T], float]] = {}
     for item in items:
         key, added = kind(item), size(item)
         batch, total = growing.get(key, ([], 0))
@@ -260,7 +256,7 @@ def batches(
     return found
 
 
-def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
+def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> list[Chunk]:
     """Cut tensors into chunks: compressed ones in the order of the tensors, then uncompressed ones.
 
     Uncompressed tensors of one dtype share chunks, up to `SMALL_BYTES`. Larger ones do not: a chunk
@@ -269,8 +265,8 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
 
     The sizes are BYTEPS_PARTITION_BYTES and BYTEPS_MIN_COMPRESS_BYTES, before compression.
     """
-    chunks: List[Chunk] = []
-    uncompressed: Dict[str, List[Tensor]] = {}
+    chunks: list[Chunk] = []
+    uncompressed: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         if travels_compressed(tensor, min_compress_bytes):
             chunks.extend(_compressed_chunks(tensor, partition_bytes))
@@ -338,7 +334,7 @@ def facts(tensors: Sequence[Tensor]) -> Facts:
     ]
 
 
-def assign(loads: Sequence[int], num_servers: int) -> List[int]:
+def assign(loads: Sequence[int], num_servers: int) -> list[int]:
     """Assign loads to servers so that the servers' totals are nearly equal.
 
     The largest load is assigned first. Each load goes to the server with the smallest total so far.

@@ -7,10 +7,7 @@ from typing import (
     Callable,
     Collection,
     ContextManager,
-    Dict,
-    List,
     Mapping,
-    Optional,
     Sequence,
 )
 
@@ -50,7 +47,7 @@ class ReduceScatter(Stages):
         sums = {c: rows[0].copy() for c, rows in received.items() if c.kind in (PLAIN, SUMMED)}
         answers = {c: sums[c][None] if c in sums else rows for c, rows in received.items()}
         rooms, sent = iter(self._to_owners.rooms), {}
-        self._own_headers: List[np.ndarray] = []
+        self._own_headers: list[np.ndarray] = []
         for chunks in owned:
             self._own_headers.append(next(rooms))
             sent.update(zip(chunks, rooms))
@@ -85,7 +82,7 @@ class ReduceScatter(Stages):
 class GatherRequest(Request):
     """Some shards of this worker, which all workers receive."""
 
-    receive: Optional[Callable[[Sequence[str], Sequence[str]], Values]] = None
+    receive: Callable[[Sequence[str], Sequence[str]], Values] | None = None
     """Returns where to write the shards of all workers that were sent, given the names of these and
     of the flagged ones."""
     flagged: Collection[str] = ()  # names of this worker's shards that get a flag only
@@ -111,9 +108,9 @@ class AllGather(Stages):
         self._to_all = link.collectives.to_all(link.members, link.tag, [], sizes)
         self.collectives = [self._to_all]
         rows = iter(self._to_all.rows)
-        self._headers: List[np.ndarray] = []
-        self._flags: List[np.ndarray] = []
-        answers: Dict[ExchangedChunk, np.ndarray] = {}
+        self._headers: list[np.ndarray] = []
+        self._flags: list[np.ndarray] = []
+        answers: dict[ExchangedChunk, np.ndarray] = {}
         for chunks in by_worker:
             self._headers.append(next(rows))
             self._flags.append(next(rows)[0])
@@ -121,7 +118,7 @@ class AllGather(Stages):
         self._own_header, self._own_flags, *rooms = self._to_all.rooms
         buffers = Buffers(dict(zip(by_worker[rank], rooms)), {}, {}, answers)
         self._own_keys = self._keys[rank]
-        self._codings: Dict[str, List[Coding]] = {
+        self._codings: dict[str, list[Coding]] = {
             key: codings(chunks, buffers, link.arrays)
             for shards in owned
             for key, chunks in shards.items()
@@ -171,7 +168,7 @@ class AllGather(Stages):
         self._to_all.expect()
         self.meter.steps += 1
 
-    def _with_flag(self, flag: int) -> List[str]:
+    def _with_flag(self, flag: int) -> list[str]:
         """Return the names of the shards to which their owners gave this flag."""
         return [
             key

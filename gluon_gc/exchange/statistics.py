@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 from typing import (
     Any,
     Callable,
-    Dict,
     Iterable,
     Iterator,
     Mapping,
     NamedTuple,
-    Optional,
     Sequence,
-    Tuple,
 )
 from weakref import WeakKeyDictionary
 
@@ -37,14 +34,14 @@ class Size(NamedTuple):
 
 
 def by_tensor(
-    messages: Iterable[Tuple[Fields, Iterable[Tuple[str, float]]]],
-) -> Dict[str, Dict[str, float]]:
+    messages: Iterable[tuple[Fields, Iterable[tuple[str, float]]]],
+) -> dict[str, dict[str, float]]:
     """The `FIELDS` of each tensor, by name, from those of its messages.
 
     Each message has its `FIELDS`, and for each of its tensors the name and the share of the
     message, from 0 to 1.
     """
-    measured: Dict[str, Dict[str, float]] = {}
+    measured: dict[str, dict[str, float]] = {}
     for fields, shares in messages:
         for name, share in shares:
             tensor = measured.setdefault(name, dict.fromkeys(FIELDS, 0.0))
@@ -55,7 +52,7 @@ def by_tensor(
 
 def report(
     sizes: Mapping[str, Size], measured: Mapping[str, Fields], **of_total: float
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Return the result of compression_stats: a dict with "tensors" by name, and "total".
 
     Each entry has `FIELDS`, raw_bytes (of the uncompressed tensor), ratio (raw_bytes /
@@ -78,7 +75,7 @@ def report(
     }
 
 
-def _with_ratios(size: Size, fields: Fields) -> Dict[str, Any]:
+def _with_ratios(size: Size, fields: Fields) -> dict[str, Any]:
     pushed = fields["pushed_bytes"]
     return {
         "raw_bytes": size.raw_bytes,
@@ -99,11 +96,11 @@ class Meter:
     wait_seconds: float = 0.0
     decompress_seconds: float = 0.0
 
-    def of_step(self, steps: int = 0) -> Dict[str, float]:
+    def of_step(self, steps: int = 0) -> dict[str, float]:
         """Return `FIELDS` as averages over `steps`; 0: over the steps of this transfer."""
         return {field: getattr(self, field) / (steps or self.steps) for field in FIELDS}
 
-    def since(self, earlier: Optional[Meter]) -> Meter:
+    def since(self, earlier: Meter | None) -> Meter:
         """Return the differences from an earlier copy, if there is one."""
         names = ("steps", *FIELDS) if earlier is not None else ()
         changed = {name: getattr(self, name) - getattr(earlier, name) for name in names}
@@ -171,7 +168,7 @@ def of_step(
     steps: int = 0,
     name_of: Callable[[str], str] = str,
     window: Window = STATS,
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Return the average statistics of a step, for each tensor in `sizes` and in total.
 
     `steps`: the number of steps; 0: each transfer took part in all steps. `name_of` returns the
@@ -188,7 +185,7 @@ def of_step(
     return report(sizes, measured)
 
 
-def shares_of(chunks: Sequence[ExchangedChunk]) -> Iterator[Tuple[str, float]]:
+def shares_of(chunks: Sequence[ExchangedChunk]) -> Iterator[tuple[str, float]]:
     """Return, for each chunk, its tensor and its share of the bytes of all these chunks."""
     total = sum(chunk.num_bytes for chunk in chunks)
     return ((chunk.piece.tensor, chunk.num_bytes / total) for chunk in chunks)

@@ -6,17 +6,12 @@ from types import MappingProxyType
 from typing import (
     Any,
     Callable,
-    Dict,
     Iterable,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
     Protocol,
     Sequence,
-    Set,
-    Tuple,
-    Union,
 )
 
 import numpy as np
@@ -42,9 +37,9 @@ class Stages(Protocol):
 
     meter: Meter  # bytes and seconds of this worker
     chunks: Sequence[ExchangedChunk] = ()  # whose bytes divide the meter's numbers
-    collectives: Sequence[Union[ToOwners, ToAll]] = ()  # that workers may wait for
+    collectives: Sequence[ToOwners | ToAll] = ()  # that workers may wait for
 
-    def shares(self) -> Iterable[Tuple[str, float]]:
+    def shares(self) -> Iterable[tuple[str, float]]:
         """Return, for each part, its tensor's name and its share of the meter's numbers."""
         return shares_of(self.chunks)
 
@@ -206,7 +201,7 @@ class Transfer(Stages):
         self._to_all.expect()
         self.meter.steps += 1
 
-    def _leave_out(self, task: Task, unused: Set[ExchangedChunk]) -> None:
+    def _leave_out(self, task: Task, unused: set[ExchangedChunk]) -> None:
         """Undo the exchange of chunks without a gradient on any worker."""
         sums = task.job.request.sums
         with sums.queue():
@@ -218,12 +213,12 @@ class Transfer(Stages):
                 chunk.coder.take_back_last()
 
 
-def wire_sizes(chunks: Sequence[ExchangedChunk]) -> List[WireSize]:
+def wire_sizes(chunks: Sequence[ExchangedChunk]) -> list[WireSize]:
     """Return the sizes of a header and of the chunks after it; empty without chunks."""
     return [header.wire_size(len(chunks)), *(c.wire_size for c in chunks)] if chunks else []
 
 
-def with_headers(sizes: Sequence[List[WireSize]]) -> Tuple[List[List[WireSize]], Set[int]]:
+def with_headers(sizes: Sequence[list[WireSize]]) -> tuple[list[list[WireSize]], set[int]]:
     """Give a header to owners without chunks too. Return all sizes, and these owners."""
     no_owners = {owner for owner, owner_sizes in enumerate(sizes) if not owner_sizes}
     return [owner_sizes or [header.wire_size(0)] for owner_sizes in sizes], no_owners
@@ -233,7 +228,7 @@ class Found(NamedTuple):
     """What the headers of some workers say."""
 
     outcome: Stamp = SAME
-    unused: Set[ExchangedChunk] = frozenset()  # the chunks without a gradient
+    unused: set[ExchangedChunk] = frozenset()  # the chunks without a gradient
     contributors: int = 0
 
 
@@ -249,7 +244,7 @@ class HeadedChunks:
         self,
         chunks: Sequence[ExchangedChunk],
         rooms: Iterator[np.ndarray],
-        buffers: Dict[ExchangedChunk, np.ndarray],
+        buffers: dict[ExchangedChunk, np.ndarray],
         ranks: Sequence[int] = (),
         headed: bool = False,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 from . import header
 from .allreduce import Allreduce, sums_in_place
@@ -24,15 +24,15 @@ _TRANSFER_BYTES = 512 * 1024  # that a worker sends in one collective, approxima
 class Transfers:
     """Creates the transfers of an exchange, and keeps them for the next steps."""
 
-    def __init__(self, members: Members, arrays: Arrays, machines: Optional[Machines]) -> None:
+    def __init__(self, members: Members, arrays: Arrays, machines: Machines | None) -> None:
         self._members, self._arrays, self._machines = members, arrays, machines
         memory = arrays.memory
         self._on_host = Collectives(partial(ToOwners, memory=memory), partial(ToAll, memory=memory))
         self.out_of_step = False  # whether a worker exchanges other tensors than its peers
-        self._kept: Dict[Any, List[Stages]] = {}
-        self._dropped: List[Stages] = []  # since `settled`: a worker out of step may still send
+        self._kept: dict[Any, list[Stages]] = {}
+        self._dropped: list[Stages] = []  # since `settled`: a worker out of step may still send
 
-    def of(self, key: Any, make: Callable[[], Iterable[Stages]]) -> List[Stages]:
+    def of(self, key: Any, make: Callable[[], Iterable[Stages]]) -> list[Stages]:
         """Return the transfers with this key. They are made if they do not exist."""
         if key not in self._kept:
             self._kept[key] = list(make())
@@ -91,7 +91,7 @@ class Transfers:
             abandon(list(self), error.outcome)
 
 
-def abandon(transfers: Iterable[Stages], outcome: Optional[Stamp]) -> None:
+def abandon(transfers: Iterable[Stages], outcome: Stamp | None) -> None:
     """Send an outcome to all workers that may wait for a message of these transfers.
 
     None: they know it already.
@@ -101,7 +101,7 @@ def abandon(transfers: Iterable[Stages], outcome: Optional[Stamp]) -> None:
             transfer.abandon(outcome)
 
 
-def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
+def _batches(chunks: Sequence[ExchangedChunk]) -> list[list[ExchangedChunk]]:
     """Group chunks that travel in the same way."""
     return batches(
         chunks,

@@ -7,7 +7,7 @@ front end gives the exchange its `Members`: the workers, in two such groups.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Transport(Protocol):
     def prepare(self) -> None:
         """Set the engine's environment variables, before any group is made."""
 
-    def new_group(self, ranks: Sequence[int], timeout: Optional[timedelta], everybody: bool) -> Any:
+    def new_group(self, ranks: Sequence[int], timeout: timedelta | None, everybody: bool) -> Any:
         """Create a group of workers. For PyTorch it is a ProcessGroup.
 
         Parameters
@@ -113,11 +113,11 @@ class Members(Protocol):
         The method `wait` of the result returns at the end, or raises a RuntimeError.
         """
 
-    def gather(self, mine: Any, doing: str) -> List[Any]:
+    def gather(self, mine: Any, doing: str) -> list[Any]:
         """Return the objects of all members, by rank.
 
         `doing` is their common action, for the warning about a member that does not come.
         """
 
-    def close(self, keep: Optional[Any] = None) -> None:
+    def close(self, keep: Any | None = None) -> None:
         """Release the connections. Peers may still send to the buffers in `keep`."""

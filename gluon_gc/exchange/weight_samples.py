@@ -7,7 +7,7 @@ A check compares a few elements of a few parameters. Later checks sample the oth
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Sample(NamedTuple):
     end: int
 
 
-def samples(number: int, sizes: Sequence[int]) -> List[Sample]:
+def samples(number: int, sizes: Sequence[int]) -> list[Sample]:
     """The samples of check `number`, from 0. Sizes are the same on all workers."""
     first = number * PARAMETERS
     return [sample(i, sizes) for i in range(first, first + min(PARAMETERS, len(sizes)))]
@@ -65,7 +65,7 @@ def problem(rows: np.ndarray, chosen: Sequence[Sample], names: Sequence[str], ca
     return ""
 
 
-def first_different(rows: np.ndarray) -> Optional[int]:
+def first_different(rows: np.ndarray) -> int | None:
     """The first worker whose elements differ from those of worker 0, if any."""
     finite = np.nan_to_num(rows, nan=0, posinf=0, neginf=0)
     limit = _TOLERANCE * np.abs(finite).max(initial=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Optional, Sequence, Tuple
+from typing import Sequence, Tuple
 
 import numpy as np
 
@@ -76,9 +76,9 @@ class Batch:
         self,
         function: str,
         codecs: Sequence[Codec],
-        payload: Optional[Sequence[np.ndarray]] = None,
-        payloads: Optional[Sequence[np.ndarray]] = None,
-        workspaces: Optional[Sequence[int]] = None,
+        payload: Sequence[np.ndarray] | None = None,
+        payloads: Sequence[np.ndarray] | None = None,
+        workspaces: Sequence[int] | None = None,
     ) -> None:
         count = len(codecs)
         self._function = getattr(library, "gluon_gc_" + function)
@@ -101,20 +101,16 @@ class Batch:
                     "payload", payload[i], codec.payload_bytes, np.uint8, writes=True
                 )
             if payloads is not None:
-                rows = codec.rows(payloads[i])
-                call.payloads, call.stride, call.count = (
-                    rows["payloads"],
-                    rows["stride"],
-                    rows["count"],
-                )
+                for name, value in codec.rows(payloads[i]).items():
+                    setattr(call, name, value)
 
     def __call__(
         self,
-        values: Optional[Sequence[int]] = None,
-        positions: Optional[Sequence[Position]] = None,
+        values: Sequence[int] | None = None,
+        positions: Sequence[Position] | None = None,
         scale: float = 1.0,
-        ratios: Optional[Sequence[float]] = None,
-        states: Optional[Sequence[StateOfCall]] = None,
+        ratios: Sequence[float] | None = None,
+        states: Sequence[StateOfCall] | None = None,
     ) -> None:
         """Call the function.
 

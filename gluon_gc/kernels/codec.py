@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -25,6 +27,8 @@ from .library import (
 )
 from .stream import position
 
+_LARGE = 2**20  # bytes
+
 Layout = Dict[str, Tuple[Tuple[int, ...], str]]
 """Shape and dtype of arrays, by name."""
 
@@ -41,14 +45,23 @@ class State(NamedTuple):
         the sizes.
     """
 
-    momentum: Optional[np.ndarray] = None
-    memory: Tuple[np.ndarray, ...] = ()
+    momentum: np.ndarray | None = None
+    memory: tuple[np.ndarray, ...] = ()
 
 
 def aligned_zeros(n: int, dtype: Any) -> np.ndarray:
-    """Zeros at a multiple of 64 bytes: workspaces need it, and states are then written faster."""
-    data = np.zeros(n * np.dtype(dtype).itemsize + 64, np.uint8)
-    return data[-data.ctypes.data % 64 :][: data.size - 64].view(dtype)
+    """Zeros at a multiple of 64 bytes: workspaces need it, and states are then written faster.
+
+    Large arrays are in huge pages if the system has some. NumPy asks for them from 4 MiB on only.
+    """
+    size = n * np.dtype(dtype).itemsize
+    if size >= _LARGE:
+        memory = mmap.mmap(-1, size)
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, dtype)
+    data = np.zeros(size + 64, np.uint8)
+    return data[-data.ctypes.data % 64 :][:size].view(dtype)
 
 
 def as_text(options: Mapping[str, Any]) -> str:
@@ -117,7 +130,7 @@ class Codec:
         The dtype is neither float32 nor float64.
     """
 
-    _workspace: Optional[np.ndarray] = None  # allocated at the first call
+    _workspace: np.ndarray | None = None  # allocated at the first call
 
     def __init__(
         self,
@@ -125,8 +138,8 @@ class Codec:
         options: Mapping[str, Any],
         n: int,
         dtype: Any = "float32",
-        isa: Optional[str] = None,
-        stream: Optional[int] = None,
+        isa: str | None = None,
+        stream: int | None = None,
     ) -> None:
         self.n, self.dtype, self._name = n, np.dtype(dtype), name
         if self.dtype.name not in _ITEMSIZES:
@@ -142,7 +155,7 @@ class Codec:
         self.length_at = needs.length_at if needs.length_at >= 0 else None
         self.workspace_bytes = needs.workspace_bytes
 
-    def _new(self, options: Mapping[str, Any]) -> Tuple[ctypes.c_void_p, Needs]:
+    def _new(self, options: Mapping[str, Any]) -> tuple[ctypes.c_void_p, Needs]:
         """Return the library's pointer to a new codec with these options, and its sizes."""
         handle, needs = ctypes.c_void_p(), Needs()
         name, text = self._name.encode(), as_text(options).encode()
@@ -197,7 +210,7 @@ class Codec:
             )
         return used
 
-    def rows(self, payloads: np.ndarray) -> Dict[str, int]:
+    def rows(self, payloads: np.ndarray) -> dict[str, int]:
         """The fields of a `Call` for payloads that it reads.
 
         Parameters
@@ -225,12 +238,12 @@ class Codec:
         position: Position = _START,
         *,
         scale: float = 1.0,
-        factor: Optional[np.ndarray] = None,
+        factor: np.ndarray | None = None,
         ratio: float = 1.0,
-        payload: Optional[np.ndarray] = None,
+        payload: np.ndarray | None = None,
         threads: int = 1,
-        earlier: Optional[State] = None,
-    ) -> Tuple[np.ndarray, Status]:
+        earlier: State | None = None,
+    ) -> tuple[np.ndarray, Status]:
         """Compress values after momentum and error feedback.
 
         With the options "mu" and "ef", where m is the momentum and e the residual in `state`:
@@ -287,10 +300,10 @@ class Codec:
         payloads: np.ndarray,
         position: Position = _START,
         *,
-        out: Optional[np.ndarray] = None,
+        out: np.ndarray | None = None,
         add: bool = False,
         threads: int = 1,
-    ) -> Tuple[np.ndarray, Status]:
+    ) -> tuple[np.ndarray, Status]:
         """Decode a payload, or decode several payloads and add them in the order of their rows.
 
         Parameters
@@ -338,8 +351,8 @@ class Codec:
     def _run(
         self,
         function: str,
-        state: Optional[State] = None,
-        earlier: Optional[State] = None,
+        state: State | None = None,
+        earlier: State | None = None,
         **fields: Any,
     ) -> Status:
         status = Status()

@@ -8,7 +8,6 @@ are a NaN, a denormal or -0.0 if they are read as a float. Framing puts a header
 from __future__ import annotations
 
 import ctypes
-from typing import Optional
 
 import numpy as np
 
@@ -61,9 +60,9 @@ def rows_head_bytes(rows: int) -> int:
 def frame(
     payload: np.ndarray,
     *,
-    out: Optional[np.ndarray] = None,
+    out: np.ndarray | None = None,
     threads: int = 1,
-    isa: Optional[str] = None,
+    isa: str | None = None,
 ) -> np.ndarray:
     """Frame a uint8 payload: return uint32 words that a sum with 0.0 does not change."""
     out = output_of("out", out, frame_words(payload.size), np.uint32)
@@ -81,9 +80,9 @@ def unframe(
     words: np.ndarray,
     nbytes: int,
     *,
-    out: Optional[np.ndarray] = None,
+    out: np.ndarray | None = None,
     threads: int = 1,
-    isa: Optional[str] = None,
+    isa: str | None = None,
 ) -> np.ndarray:
     """Undo `frame`: return ``nbytes`` bytes of payload as uint8."""
     out = output_of("out", out, nbytes, np.uint8)

@@ -6,7 +6,7 @@ split into two halves of 32 bits, which are summed separately.
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ _HALF = 32  # bits
 _BASE = 2**_HALF
 
 
-def summands(values: np.ndarray) -> List[np.ndarray]:
+def summands(values: np.ndarray) -> list[np.ndarray]:
     """The float64 arrays to sum over workers: one, or two for the halves of 64-bit integers."""
     if values.dtype.itemsize < 8:
         return [values.astype(np.float64)]
@@ -22,7 +22,7 @@ def summands(values: np.ndarray) -> List[np.ndarray]:
     return [(values >> np.array(_HALF, values.dtype)).astype(np.float64), low.astype(np.float64)]
 
 
-def _halves(sums: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
+def _halves(sums: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The sums as high and low halves, int64, with 0 <= low < 2^32."""
     *highs, low = sums
     carry = np.floor(low / _BASE)

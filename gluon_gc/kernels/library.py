@@ -6,7 +6,7 @@ import ctypes
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
@@ -267,7 +267,7 @@ for _name, (_result, *_arguments) in _FUNCTIONS.items():
     _function.restype, _function.argtypes = _result, _arguments
 
 
-def check(message: Optional[bytes]) -> None:
+def check(message: bytes | None) -> None:
     """Raise ValueError if a function of the library returned an error message."""
     if message is not None:
         raise ValueError(message.decode())
@@ -276,7 +276,7 @@ def check(message: Optional[bytes]) -> None:
 @lru_cache(maxsize=None)
 def compressors() -> Mapping[str, Traits]:
     """The traits of the library's compressors, by name."""
-    traits_by_name: Dict[str, Traits] = {}
+    traits_by_name: dict[str, Traits] = {}
     while True:
         traits = _Traits()
         name = library.gluon_gc_compressor(len(traits_by_name), ctypes.byref(traits))
@@ -286,7 +286,7 @@ def compressors() -> Mapping[str, Traits]:
         traits_by_name[name.decode()] = Traits(*flags)
 
 
-def names() -> Tuple[str, ...]:
+def names() -> tuple[str, ...]:
     """The names of the compressors."""
     return tuple(compressors())
 
@@ -313,12 +313,12 @@ def cuda_problem(source: str) -> str:
     return "" if reason is None else reason.decode()
 
 
-def isas() -> Tuple[str, ...]:
+def isas() -> tuple[str, ...]:
     """The instruction sets of this machine that the library uses, the slowest first."""
     return _ISAS[: library.gluon_gc_best_isa() + 1]
 
 
-def isa_number(name: Optional[str]) -> int:
+def isa_number(name: str | None) -> int:
     """The library's number of an instruction set, by default of the best one."""
     available = isas()
     if name is None:
@@ -329,8 +329,8 @@ def isa_number(name: Optional[str]) -> int:
 
 
 def address_of(
-    name: str, array: Optional[np.ndarray], size: int, dtype: Any, writes: bool = False
-) -> Optional[int]:
+    name: str, array: np.ndarray | None, size: int, dtype: Any, writes: bool = False
+) -> int | None:
     """Check the dtype, size and layout of an array, and return its address. None for None."""
     if array is None:
         return None
@@ -343,7 +343,7 @@ def address_of(
     return array.ctypes.data
 
 
-def output_of(name: str, array: Optional[np.ndarray], size: int, dtype: Any) -> np.ndarray:
+def output_of(name: str, array: np.ndarray | None, size: int, dtype: Any) -> np.ndarray:
     """Check an array for output, and return it. Return a new array for None."""
     if array is None:
         return np.empty(size, dtype)

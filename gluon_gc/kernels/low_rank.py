@@ -8,7 +8,6 @@ dtype. Results do not depend on `threads` and `isa`.
 from __future__ import annotations
 
 import ctypes
-from typing import Optional
 
 import numpy as np
 
@@ -24,7 +23,7 @@ def accumulate(
     left: np.ndarray,
     *,
     threads: int = 1,
-    isa: Optional[str] = None,
+    isa: str | None = None,
 ) -> None:
     """``total = (total - p.T @ q) + gradient`` and ``left = next_q @ total.T``, in place."""
     shape = _shape(total, p, threads, isa)
@@ -46,7 +45,7 @@ def project(
     right: np.ndarray,
     *,
     threads: int = 1,
-    isa: Optional[str] = None,
+    isa: str | None = None,
 ) -> None:
     """``right = p @ total``, in place."""
     shape = _shape(total, p, threads, isa)
@@ -59,7 +58,7 @@ def project(
 
 
 def multiply(
-    p: np.ndarray, q: np.ndarray, out: np.ndarray, *, threads: int = 1, isa: Optional[str] = None
+    p: np.ndarray, q: np.ndarray, out: np.ndarray, *, threads: int = 1, isa: str | None = None
 ) -> None:
     """``out = p.T @ q``, in place."""
     shape = _shape(out, p, threads, isa)
@@ -82,7 +81,7 @@ def orthonormalise(x: np.ndarray) -> None:
     library.gluon_gc_orthonormalise(address, *x.shape, x.itemsize)
 
 
-def _shape(matrix: np.ndarray, p: np.ndarray, threads: int, isa: Optional[str]) -> LowRank:
+def _shape(matrix: np.ndarray, p: np.ndarray, threads: int, isa: str | None) -> LowRank:
     _require_floats(matrix)
     (rows, columns), (rank, of_rows) = matrix.shape, p.shape
     if rows != of_rows:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import numpy as np
 
 from .library import address_of, isa_number, library
 
 
-def values_finite(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None) -> bool:
+def values_finite(x: np.ndarray, *, threads: int = 1, isa: str | None = None) -> bool:
     """Whether all elements of a float16, float32 or float64 array are finite."""
     if x.dtype not in (np.float16, np.float32, np.float64):
         raise TypeError(f"x must be float16, float32 or float64, got {x.dtype}")
@@ -19,7 +17,7 @@ def values_finite(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None)
     )
 
 
-def sum_of_squares(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None) -> float:
+def sum_of_squares(x: np.ndarray, *, threads: int = 1, isa: str | None = None) -> float:
     """The sum of the squares of a float32 or float64 array, computed in float64.
 
     The order of additions depends only on the number of elements (operators/core/sums.h), so the

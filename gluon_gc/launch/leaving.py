@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Callable, NoReturn, Optional, Type
+from typing import Any, Callable, NoReturn
 
 from ..log import logger
 
@@ -56,7 +56,7 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def failure(error: Optional[BaseException]) -> str:
+def failure(error: BaseException | None) -> str:
     """Describe the exception that ended a script, for the other nodes; "" if it ended well."""
     if error is None:
         return ""
@@ -86,7 +86,7 @@ class Ending:
     def __init__(self) -> None:
         self._backend: Any = None
         self._abandoned = False
-        self._stay: Optional[Callable[[], None]] = None
+        self._stay: Callable[[], None] | None = None
         self._status: Any = None
         self._show, self._exit = sys.excepthook, sys.exit
         sys.excepthook, sys.exit = self._fail, self._note
@@ -115,7 +115,7 @@ class Ending:
         self._abandoned = True
 
     def _fail(
-        self, kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         self._show(kind, error, trace)
         if self._backend is not None and not _interactive():

@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import contextmanager
 from multiprocessing import reduction
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Machine:
         self.links = {0: self._first(address)} if self.rank else self._others(address)
         os.register_at_fork(after_in_child=self.close)  # or a child would keep them open
 
-    def gather(self, data: bytes) -> List[bytes]:
+    def gather(self, data: bytes) -> list[bytes]:
         """The data of all workers, by local rank. Blocks until all have called it."""
         if self.rank:
             (link,) = self.links.values()
@@ -81,9 +81,9 @@ class Machine:
         for link in self.links.values():
             link.close()
 
-    def _others(self, address: bytes) -> Dict[int, socket.socket]:
+    def _others(self, address: bytes) -> dict[int, socket.socket]:
         """Listen as worker 0, and return the connections to the other workers."""
-        links: Dict[int, socket.socket] = {}
+        links: dict[int, socket.socket] = {}
         with socket.socket(socket.AF_UNIX) as server:
             try:
                 self._try(server.bind, address)
@@ -103,7 +103,7 @@ class Machine:
                 links[rank] = link
         return dict(sorted(links.items()))
 
-    def _accepted(self, server: socket.socket) -> Tuple[int, socket.socket]:
+    def _accepted(self, server: socket.socket) -> tuple[int, socket.socket]:
         """The local rank of the next worker that connects, and the connection."""
         link, _ = server.accept()
         if not _is_ours(link):
@@ -231,7 +231,7 @@ class Neighbours:
         ends = select.poll()
         for descriptor in self._names:
             ends.register(descriptor, select.POLLRDHUP)
-        ended: List[Tuple[int, int]] = []
+        ended: list[tuple[int, int]] = []
         while not ended:
             self._check()
             if self._left.all():

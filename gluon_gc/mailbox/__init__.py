@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, Mapping, NoReturn, Optional
+from typing import Any, Mapping, NoReturn
 
 from .. import env
 from ..algorithms.base import Algorithm
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 SETTINGS = ("min_workers", "grace", "keep", "samples_per_step", "worker_name", "site")
-_current: Optional[Run] = None
+_current: Run | None = None
 
 
-def requested(url: Optional[str], settings: Mapping[str, Any]) -> Optional[str]:
+def requested(url: str | None, settings: Mapping[str, Any]) -> str | None:
     """The URL that bps.init was given, or that of the environment; None without a mailbox.
 
     TypeError if there are settings of a mailbox, but none.
@@ -73,7 +73,7 @@ def connect(url: str, framework: str, **settings: Any) -> Run:
     return _current
 
 
-def require_algorithm(algorithm: Optional[Algorithm]) -> None:
+def require_algorithm(algorithm: Algorithm | None) -> None:
     """Raise ValueError if there is a run whose rounds an optimizer or trainer would not make."""
     if algorithm is None and _current is not None:
         raise ValueError(
@@ -119,7 +119,7 @@ def report_loss(loss: float) -> None:
     require_current().report_loss(loss)
 
 
-def current() -> Optional[Run]:
+def current() -> Run | None:
     """The run of this process, if it is a worker of one."""
     return _current
 
@@ -133,7 +133,7 @@ def disconnect() -> None:
     _leave(sys.exc_info()[1])
 
 
-def _leave(error: Optional[BaseException]) -> None:
+def _leave(error: BaseException | None) -> None:
     global _current
     run, _current = _current, None
     atexit.unregister(_leave_at_exit)

@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from datetime import datetime, timedelta, timezone
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 from . import history
 from .history import Header, History, OpenRow, RoundRow, Rounds, WorkerRow
@@ -24,7 +24,7 @@ _WORKER = "{:>6}  {:>6}  {:>8}  {:>7}  {:>8}  {}"
 _WORKER_TITLES = ("round", "share", "steps", "steps/s", "loss", "")
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Show the run that the command line names. Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m gluon_gc.mailbox",
@@ -98,7 +98,7 @@ def _print(lines: Iterable[str]) -> None:
 # As JSON
 
 
-def json_lines(run: Header, kinds: Dict[str, Rounds]) -> Iterator[str]:
+def json_lines(run: Header, kinds: dict[str, Rounds]) -> Iterator[str]:
     """A JSON object for the run, each round, each worker and each open round."""
     yield _json("run", run)
     for kind, rounds in kinds.items():
@@ -117,9 +117,7 @@ def _json(about: str, row: Any) -> str:
 # As text
 
 
-def text_lines(
-    run: Header, kinds: Dict[str, Rounds], now: Optional[datetime] = None
-) -> Iterator[str]:
+def text_lines(run: Header, kinds: dict[str, Rounds], now: datetime | None = None) -> Iterator[str]:
     """The settings, and tables of the rounds and the workers of each kind.
 
     Ages are those at the time `now`, which is that of this machine's clock by default.
@@ -214,7 +212,7 @@ def _require_matplotlib() -> None:
         raise ImportError(f"--plot needs matplotlib: pip install matplotlib ({error})") from None
 
 
-def draw(url: str, kinds: Dict[str, Rounds], path: str) -> None:
+def draw(url: str, kinds: dict[str, Rounds], path: str) -> None:
     """Draw the losses, and below them the workers of each round, over time."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
@@ -278,7 +276,7 @@ def _draw_workers(panel: Any, rows: Sequence[RoundRow]) -> None:
     panel.invert_yaxis()
 
 
-def _workers(rows: Sequence[RoundRow]) -> List[str]:
+def _workers(rows: Sequence[RoundRow]) -> list[str]:
     """All workers that the rounds tell of, in the order in which they came."""
     groups = [([e["worker"] for e in row.counted], row.excluded, row.late) for row in rows]
     return list(dict.fromkeys(name for round in groups for group in round for name in group))

@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class MailboxDriver(Driver):
     it what it learns.
     """
 
+    abandon = None  # a round may fail on one worker alone
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -51,10 +53,10 @@ class MailboxDriver(Driver):
     ) -> None:
         super().__init__(algorithm, front_end)
         self._mailbox, self._params = run, params
-        self._rounds: Dict[str, Shapes] = {}  # by the kind of round
-        self._lanes: Dict[str, _Lane] = {}  # by the kind of round; none but in the first worker
+        self._rounds: dict[str, Shapes] = {}  # by the kind of round
+        self._lanes: dict[str, _Lane] = {}  # by the kind of round; none but in the first worker
         self._has_joined = False
-        self._epoch: Optional[int] = None
+        self._epoch: int | None = None
         self._signals = _Signals()
         self.counts: Counter[str] = Counter()  # of the rounds of each kind
         self.samples = 0.0  # of all steps
@@ -75,11 +77,11 @@ class MailboxDriver(Driver):
             )
 
     @property
-    def kinds(self) -> List[str]:
+    def kinds(self) -> list[str]:
         return list(self._rounds)
 
     @property
-    def transfers(self) -> List[Participant]:
+    def transfers(self) -> list[Participant]:
         """What measures bytes and seconds, for statistics."""
         return [lane.participant for lane in self._lanes.values()]
 
@@ -119,7 +121,7 @@ class MailboxDriver(Driver):
     def _join(self, kind: str) -> Outcome:
         return self._lanes[kind].participant.join(self._state_of(kind))
 
-    def _tensors(self, kind: str, shapes: Shapes, dtypes: Mapping[str, str]) -> List[Tensor]:
+    def _tensors(self, kind: str, shapes: Shapes, dtypes: Mapping[str, str]) -> list[Tensor]:
         return [
             Tensor(
                 name,
@@ -151,10 +153,6 @@ class MailboxDriver(Driver):
                     f"parameter {name} has changed since this worker joined the run: load a model "
                     "before DistributedOptimizer or DistributedTrainer joins"
                 )
-
-    @property
-    def abandon(self) -> None:
-        return None
 
     def now(self) -> float:
         if self.algorithm.in_lockstep:
@@ -188,7 +186,7 @@ class MailboxDriver(Driver):
         self._signals.release()
         began, lane = self.now(), self._lanes.get(kind)
 
-        def awaited() -> Optional[Outcome]:
+        def awaited() -> Outcome | None:
             if not contributes:
                 return None
             return lane.awaited(self._mailbox.grace, self._mailbox.hindered_seconds)
@@ -197,7 +195,7 @@ class MailboxDriver(Driver):
         self._zero += self.now() - began
         return self._apply(kind, outcome, answers=True)
 
-    def _apply(self, kind: str, outcome: Optional[Outcome], answers: bool) -> OfFramework:
+    def _apply(self, kind: str, outcome: Outcome | None, answers: bool) -> OfFramework:
         """Apply what was learnt. Return the last average if the algorithm waits for it, or {}."""
         if outcome is None:
             return {}
@@ -254,7 +252,7 @@ class MailboxDriver(Driver):
                     self._about(),
                 )
 
-    def _about(self) -> Dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         return {"steps": self.steps, "seconds": self._clock, "loss": self._mailbox.loss}
 
     def _state_of(self, kind: str) -> State:
@@ -277,14 +275,14 @@ class MailboxDriver(Driver):
     def finish(self) -> None:
         """Do nothing: an average must arrive in its step, before a state is saved."""
 
-    def saved_state(self) -> Dict[str, Dict[str, Any]]:
+    def saved_state(self) -> dict[str, dict[str, Any]]:
         raise RuntimeError(_IN_STORE)
 
     def require_loadable(self) -> None:
         raise RuntimeError(_IN_STORE)
 
     def go_on(
-        self, steps: int, state: Dict[str, Dict[str, Any]], has_changed: bool = False
+        self, steps: int, state: dict[str, dict[str, Any]], has_changed: bool = False
     ) -> None:
         self.require_loadable()
 
@@ -297,8 +295,8 @@ class _Signals:
     """
 
     def __init__(self) -> None:
-        self._handlers: Dict[int, Callable[..., Any]] = {}
-        self._arrived: List[int] = []
+        self._handlers: dict[int, Callable[..., Any]] = {}
+        self._arrived: list[int] = []
 
     def hold(self) -> None:
         if self._handlers or threading.current_thread() is not threading.main_thread():
@@ -324,11 +322,11 @@ class _Signals:
 class _Lane:
     """The rounds of one kind: the one under way, and what the next one must add or leave out."""
 
-    def __init__(self, participant: Participant, epoch: Optional[int]) -> None:
+    def __init__(self, participant: Participant, epoch: int | None) -> None:
         self.participant, self.epoch = participant, epoch  # the epoch is set in the next round
         self.uncounted: Arrays = {}  # by any round, and no longer in the parameters
         self.counted: Arrays = {}  # by a round, and still in the parameters
-        self._under_way: Optional[Future[Outcome]] = None
+        self._under_way: Future[Outcome] | None = None
         self._made: Arrays = {}  # the changes in the parameters at the last contribution
         self._samples = self._counted_samples = 0.0  # of the last contribution; that counted
         self._has_restarted = False  # while the round was under way
@@ -338,7 +336,7 @@ class _Lane:
         return self._under_way is None
 
     def contribute(
-        self, differences: Arrays, samples: float, about: Dict[str, Any], state: Optional[State]
+        self, differences: Arrays, samples: float, about: dict[str, Any], state: State | None
     ) -> None:
         """Begin to take part in a round."""
         contribution = self._contribution(differences, samples, about)
@@ -357,7 +355,7 @@ class _Lane:
         threading.Thread(target=take_part, name=self.participant.kind, daemon=True).start()
 
     def _contribution(
-        self, differences: Arrays, samples: float, about: Dict[str, Any]
+        self, differences: Arrays, samples: float, about: dict[str, Any]
     ) -> Contribution:
         self._made, self._samples = differences, samples
         return Contribution(self._due(differences), samples - self._counted_samples, about)
@@ -371,13 +369,13 @@ class _Lane:
             due[name] = due[name] - values
         return due
 
-    def finished(self) -> Optional[Outcome]:
+    def finished(self) -> Outcome | None:
         """The outcome of the round under way, if it has ended."""
         if self.is_idle or not self._under_way.done():
             return None
         return self._under_way.result()
 
-    def awaited(self, grace: float, hindered_seconds: Callable[[], float]) -> Optional[Outcome]:
+    def awaited(self, grace: float, hindered_seconds: Callable[[], float]) -> Outcome | None:
         """Wait for the round under way. None if it has been hindered for longer than `grace`."""
         while not self.is_idle and not self._under_way.done():
             if hindered_seconds() > grace:
@@ -385,7 +383,7 @@ class _Lane:
             wait([self._under_way], _POLL)
         return self.finished()
 
-    def last_outcome(self) -> Optional[Outcome]:
+    def last_outcome(self) -> Outcome | None:
         """Wait a moment for the round under way. None if it does not end, or fails."""
         wait([self._under_way], _POLL)
         failed = self._under_way.done() and self._under_way.exception() is not None
@@ -415,5 +413,5 @@ class _Lane:
         else:
             self._has_restarted = True
 
-    def leave(self, differences: Arrays, samples: float, about: Dict[str, Any]) -> None:
+    def leave(self, differences: Arrays, samples: float, about: dict[str, Any]) -> None:
         self.participant.leave(self._contribution(differences, samples, about))

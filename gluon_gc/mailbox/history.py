@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, DefaultDict, Dict, Iterator, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterator, Sequence
 
 from . import objects
 from .run import FORMAT
@@ -28,15 +28,15 @@ class RoundRow:
     kind: str
     round: int
     time: datetime  # of the result, by the store's clock
-    seconds: Optional[float]  # since the result of the round before
+    seconds: float | None  # since the result of the round before
     weight: float
     bytes: int
-    loss: Optional[float]  # the mean of the losses that were reported
-    counted: List[Header]  # the entries of the result
-    excluded: Dict[str, str]  # by worker, why
-    late: List[str]  # workers whose payload came after the result
-    joined: List[str]  # workers with a payload, but none in the round before
-    gone: List[str]  # workers without a payload, but with one in the round before
+    loss: float | None  # the mean of the losses that were reported
+    counted: list[Header]  # the entries of the result
+    excluded: dict[str, str]  # by worker, why
+    late: list[str]  # workers whose payload came after the result
+    joined: list[str]  # workers with a payload, but none in the round before
+    gone: list[str]  # workers without a payload, but with one in the round before
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class WorkerRow:
     kind: str
     worker: str
     round: int
-    share: Optional[float]  # of the weight of the last round
-    steps: Optional[int]
-    steps_per_second: Optional[float]
-    loss: Optional[float]
+    share: float | None  # of the weight of the last round
+    steps: int | None
+    steps_per_second: float | None
+    loss: float | None
     status: str
-    since: Optional[int]  # the first round that has not counted it since then
-    since_time: Optional[datetime]
+    since: int | None  # the first round that has not counted it since then
+    since_time: datetime | None
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ class OpenRow:
 
     kind: str
     round: int
-    present: Dict[str, datetime]  # by worker, when it has put its payload
-    awaited: List[str]  # workers of the round before that are not present
+    present: dict[str, datetime]  # by worker, when it has put its payload
+    awaited: list[str]  # workers of the round before that are not present
 
 
 @dataclass
 class Rounds:
     """The rounds of one kind, as far as they are known."""
 
-    results: Dict[int, Header] = field(default_factory=dict)
-    times: Dict[int, datetime] = field(default_factory=dict)  # of the results
-    payloads: Dict[int, Dict[str, datetime]] = field(default_factory=dict)
-    leavers: Dict[int, Set[str]] = field(default_factory=dict)  # who left before a round
+    results: dict[int, Header] = field(default_factory=dict)
+    times: dict[int, datetime] = field(default_factory=dict)  # of the results
+    payloads: dict[int, dict[str, datetime]] = field(default_factory=dict)
+    leavers: dict[int, set[str]] = field(default_factory=dict)  # who left before a round
 
     @property
     def last(self) -> int:
@@ -86,17 +86,17 @@ class Rounds:
     def open(self) -> int:
         return self.last + 1
 
-    def entries(self, number: int) -> Dict[str, Header]:
+    def entries(self, number: int) -> dict[str, Header]:
         """What the result of a round tells about each worker that it counts."""
         counted = self.results[number]["counted"] if number in self.results else []
         return {entry["worker"]: entry for entry in counted}
 
-    def present(self, number: int) -> Set[str]:
+    def present(self, number: int) -> set[str]:
         """The workers that have put a payload, whether it counts or not."""
         excluded = self.results[number]["excluded"] if number in self.results else ()
         return {*self.entries(number), *excluded, *self.payloads.get(number, ())}
 
-    def left(self, number: int) -> Set[str]:
+    def left(self, number: int) -> set[str]:
         """The workers that left before a round."""
         told = self.results[number]["left"] if number in self.results else ()
         return {*told, *self.leavers.get(number, ())}
@@ -112,7 +112,7 @@ class History:
     def __init__(self, store: Store) -> None:
         self._store = store
         # By kind, as of the last `read`. A shard's kinds begin with its folder.
-        self.rounds: DefaultDict[str, Rounds] = defaultdict(Rounds)
+        self.rounds: defaultdict[str, Rounds] = defaultdict(Rounds)
         found = [(name, store.get(name)) for name in self._job_names()]
         self.jobs = [objects.unpack(name, data).header for name, data in found if data is not None]
         if not self.jobs:
@@ -132,7 +132,7 @@ class History:
 
     def read(self) -> None:
         """Read the objects that are new in the store."""
-        results: DefaultDict[str, Dict[int, Entry]] = defaultdict(dict)  # by kind and round
+        results: defaultdict[str, dict[int, Entry]] = defaultdict(dict)  # by kind and round
         for entry in self._store.list(""):
             match = re.match(r"(.+)/(?:rounds|states)/(\d+)/?(\w*)/?(.*)", entry.name)
             if match is None:
@@ -181,7 +181,7 @@ def run_row(url: str, jobs: Sequence[Header]) -> Header:
     }
 
 
-def round_rows(kind: str, rounds: Rounds) -> List[RoundRow]:
+def round_rows(kind: str, rounds: Rounds) -> list[RoundRow]:
     """A row for each round that has a result."""
     rows = []
     for number, result in sorted(rounds.results.items()):
@@ -208,9 +208,9 @@ def round_rows(kind: str, rounds: Rounds) -> List[RoundRow]:
     return rows
 
 
-def worker_rows(kind: str, rounds: Rounds) -> List[WorkerRow]:
+def worker_rows(kind: str, rounds: Rounds) -> list[WorkerRow]:
     """A row for each worker that a round has counted, the last ones first."""
-    counted: DefaultDict[str, List[int]] = defaultdict(list)  # by worker, the rounds
+    counted: defaultdict[str, list[int]] = defaultdict(list)  # by worker, the rounds
     for number in sorted(rounds.results):
         for worker in rounds.entries(number):
             counted[worker].append(number)
@@ -258,7 +258,7 @@ def _status(rounds: Rounds, worker: str, number: int, is_last: bool) -> str:
     return "back" if worker in rounds.present(rounds.open) else "missing"
 
 
-def _steps_per_second(entries: List[Header]) -> Optional[float]:
+def _steps_per_second(entries: list[Header]) -> float | None:
     """The speed between two entries of a worker. None if they do not tell it."""
     if len(entries) < 2 or not all(entry["seconds"] for entry in entries):
         return None

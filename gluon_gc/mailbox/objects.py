@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from typing import Any, Dict, NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import xxhash
 
@@ -29,12 +29,12 @@ class DamagedError(ValueError):
 class Object(NamedTuple):
     """The contents of an object, and the checksum of both as hexadecimal text."""
 
-    header: Dict[str, Any]
+    header: dict[str, Any]
     body: memoryview
     digest: str
 
 
-def pack(header: Dict[str, Any], *body: Bytes) -> bytes:
+def pack(header: dict[str, Any], *body: Bytes) -> bytes:
     """Return the bytes of an object with this header, and a body that is joined from parts."""
     text = json.dumps(header).encode()
     parts = (_LENGTH.pack(len(text)), text, *body)

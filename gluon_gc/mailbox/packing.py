@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -21,14 +21,14 @@ Arrays = Dict[str, np.ndarray]
 class Packed(NamedTuple):
     """The payloads of a round's chunks, and the name of a parameter with a NaN, or ""."""
 
-    payloads: List[memoryview]
+    payloads: list[memoryview]
     nonfinite: str
 
 
 class _Chunk(NamedTuple):
     piece: Slice
     dtype: str  # of the compressor's arithmetic, or of the values that are sent
-    coder: Optional[Coder]  # None if it is sent uncompressed
+    coder: Coder | None  # None if it is sent uncompressed
 
 
 class Packing:
@@ -41,7 +41,7 @@ class Packing:
         self._tensors = {tensor.name: tensor for tensor in tensors}
         entropy = os.urandom(16)  # decoding needs no random numbers
         most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
-        self._chunks: List[_Chunk] = []
+        self._chunks: list[_Chunk] = []
         for tensor in tensors:
             for chunk in plan.cut([tensor], most, least):
                 (piece,), coder = chunk.slices, None
@@ -72,14 +72,14 @@ class Packing:
                 whole[piece.begin : piece.end] = residual
         return found
 
-    def shares(self) -> Iterator[Tuple[str, float]]:
+    def shares(self) -> Iterator[tuple[str, float]]:
         """For each chunk its parameter, and its share of the elements."""
         total = sum(chunk.piece.size for chunk in self._chunks)
         return ((chunk.piece.tensor, chunk.piece.size / total) for chunk in self._chunks)
 
     def pack(self, values: Mapping[str, np.ndarray]) -> Packed:
         """Compress flat arrays, one of each tensor, in its dtype."""
-        payloads: Dict[_Chunk, np.ndarray] = {}
+        payloads: dict[_Chunk, np.ndarray] = {}
         nonfinite, groups = [], defaultdict(list)
         for chunk in self._chunks:
             if chunk.coder is None:
@@ -102,7 +102,7 @@ class Packing:
                     nonfinite.append(chunk.piece.tensor)
         return Packed([payloads[chunk].data for chunk in self._chunks], (nonfinite or [""])[0])
 
-    def unpack(self, lengths: Sequence[int], body: memoryview) -> Iterator[Tuple[Slice, Any]]:
+    def unpack(self, lengths: Sequence[int], body: memoryview) -> Iterator[tuple[Slice, Any]]:
         """Return the slices of a payload of any worker, and their values.
 
         ValueError if a payload does not fit, or has a NaN or an infinity.
@@ -117,7 +117,7 @@ class Packing:
                 raise ValueError(f"parameter {chunk.piece.tensor} has a NaN or an infinity")
             yield chunk.piece, values
 
-    def mean(self, weighted: Sequence[Tuple[float, Sequence[int], memoryview]]) -> Arrays:
+    def mean(self, weighted: Sequence[tuple[float, Sequence[int], memoryview]]) -> Arrays:
         """The weighted mean of payloads: of the weight, the lengths and the body of each.
 
         They are added in this order, so all workers get the same bits.

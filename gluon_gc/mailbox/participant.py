@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, Sequence
 
 import numpy as np
 
@@ -73,8 +73,8 @@ class Contribution:
 class Outcome:
     """What a worker learns from a round."""
 
-    means: List[Arrays] = field(default_factory=list)  # of all rounds since, in order
-    state: Optional[State] = None  # where they begin, if the worker missed rounds that are removed
+    means: list[Arrays] = field(default_factory=list)  # of all rounds since, in order
+    state: State | None = None  # where they begin, if the worker missed rounds that are removed
     counted: bool = False  # whether one of the rounds counts this worker's contribution
     arrived: bool = False  # whether the last average is of the round with this contribution
     nonfinite: str = ""  # the name of a parameter whose contribution has a NaN or an infinity
@@ -84,8 +84,8 @@ class Outcome:
 class Look:
     """What a round's folder has: workers with a payload, those that leave before it, a result."""
 
-    workers: Set[str] = field(default_factory=set)
-    leavers: Set[str] = field(default_factory=set)
+    workers: set[str] = field(default_factory=set)
+    leavers: set[str] = field(default_factory=set)
     has_result: bool = False
 
 
@@ -110,11 +110,11 @@ class Participant:
         self._is_founder = is_founder  # whether this worker has created the run
         self.round, self.size, self.meter = 1, 1, Meter()
         self._saved = 0  # the last round with a saved state that this worker knows of
-        self._saves: Optional[int] = None  # the round whose state this worker must save
-        self._saving: Optional[threading.Thread] = None
-        self._got: Dict[str, Object] = {}  # payloads of the open round, by checksum
+        self._saves: int | None = None  # the round whose state this worker must save
+        self._saving: threading.Thread | None = None
+        self._got: dict[str, Object] = {}  # payloads of the open round, by checksum
 
-    def shares(self) -> Iterator[Tuple[str, float]]:
+    def shares(self) -> Iterator[tuple[str, float]]:
         return self.packing.shares()
 
     # Joining and leaving
@@ -155,7 +155,7 @@ class Participant:
 
     # Rounds
 
-    def take_part(self, contribution: Contribution, state: Optional[State]) -> Outcome:
+    def take_part(self, contribution: Contribution, state: State | None) -> Outcome:
         """Contribute to a round, and wait for its average.
 
         `state` is the state after the last average, if `saves` was True.
@@ -234,7 +234,7 @@ class Participant:
         """Wait for the result of the open round, or write it."""
         settings, began = self.settings, time.monotonic()
         with self.meter.timing("wait_seconds"):
-            enough_since: Optional[float] = None
+            enough_since: float | None = None
             has_warned = False
             before = self._look(self.round - 1)
             while True:
@@ -299,7 +299,7 @@ class Participant:
             self._saves = self.round
         return header
 
-    def _entry(self, worker: str, data: Optional[bytes]) -> Header:
+    def _entry(self, worker: str, data: bytes | None) -> Header:
         """What a result tells about a payload. ValueError if it must not count."""
         name = objects.payload_name(self.kind, self.round, worker)
         if data is None:
@@ -346,16 +346,16 @@ class Participant:
 
     # Objects
 
-    def _get_all(self, number: int, workers: Sequence[str]) -> List[Optional[bytes]]:
+    def _get_all(self, number: int, workers: Sequence[str]) -> list[bytes | None]:
         names = [objects.payload_name(self.kind, number, worker) for worker in workers]
         found = self._read_all(names)
         self.meter.pulled_bytes += sum(len(data) for data in found if data is not None)
         return found
 
-    def _read_all(self, names: Sequence[str]) -> List[Optional[bytes]]:
+    def _read_all(self, names: Sequence[str]) -> list[bytes | None]:
         """Read objects in several threads, for which Python does not wait at its end."""
-        reads: List[Future[Optional[bytes]]] = [Future() for _ in names]
-        open_reads: SimpleQueue[Tuple[str, Future[Optional[bytes]]]] = SimpleQueue()
+        reads: list[Future[bytes | None]] = [Future() for _ in names]
+        open_reads: SimpleQueue[tuple[str, Future[bytes | None]]] = SimpleQueue()
         for read in zip(names, reads):
             open_reads.put(read)
 
@@ -384,7 +384,7 @@ class Participant:
                 (look.workers if what == "payloads" else look.leavers).add(worker)
         return look
 
-    def _read_result(self, number: int) -> Optional[Header]:
+    def _read_result(self, number: int) -> Header | None:
         name = objects.result_name(self.kind, number)
         data = self._store.get(name)
         if data is None:
@@ -411,15 +411,15 @@ class Participant:
         if newest is not None and newest >= self.round:
             raise _Removed
 
-    def _newest_state(self) -> Optional[int]:
+    def _newest_state(self) -> int | None:
         return max(self._states(self._store), default=None)
 
-    def _states(self, store: PatientStore) -> List[int]:
+    def _states(self, store: PatientStore) -> list[int]:
         entries = store.list(objects.states_folder(self.kind))
         numbers = (objects.last_part(entry.name) for entry in entries)
         return sorted(int(number) for number in numbers if number.isdecimal())
 
-    def _read_state(self, number: int) -> Optional[State]:
+    def _read_state(self, number: int) -> State | None:
         """Read a saved state, and go on after it. None if it has been removed."""
         name = objects.state_name(self.kind, number)
         data = self._store.get(name)
@@ -484,5 +484,5 @@ class Participant:
         logger.debug("%s: the state after round %d is saved", self.kind, number)
 
 
-def _workers(result: Header) -> List[str]:
+def _workers(result: Header) -> list[str]:
     return [entry["worker"] for entry in result["counted"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Optional, TypeVar
+from typing import Any, Callable, Iterable, TypeVar
 
 from ..log import logger
 from .store import ConflictError, Entry, Store, StoreError
@@ -33,9 +33,9 @@ class PatientStore:
     def __init__(self, store: Store) -> None:
         self._store, self._stopped = store, threading.Event()
         self._lock = threading.Lock()
-        self._hindered_since: Optional[float] = None
-        self._failing_since: Optional[float] = None
-        self._pending: Dict[int, float] = {}  # when each thread's call began
+        self._hindered_since: float | None = None
+        self._failing_since: float | None = None
+        self._pending: dict[int, float] = {}  # when each thread's call began
 
     def impatient(self) -> PatientStore:
         """The same store, which raises its errors."""
@@ -55,10 +55,10 @@ class PatientStore:
     def put(self, name: str, data: bytes, create: bool = False) -> bool:
         return self._repeat(partial(self._store.put, name, data, create))
 
-    def get(self, name: str) -> Optional[bytes]:
+    def get(self, name: str) -> bytes | None:
         return self._repeat(partial(self._store.get, name))
 
-    def list(self, prefix: str) -> List[Entry]:
+    def list(self, prefix: str) -> list[Entry]:
         return self._repeat(partial(self._store.list, prefix))
 
     def delete(self, names: Iterable[str]) -> None:

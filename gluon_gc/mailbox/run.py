@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Tuple, TypeVar
+from typing import Any, Callable, Iterator, Mapping, Protocol, TypeVar
 
 import xxhash
 
@@ -29,13 +29,6 @@ from .store import Store, StoreError
 FORMAT = 1
 _LEAVING_SECONDS = 60.0  # a folder on a network may never answer
 Answer = TypeVar("Answer")
-
-
-class Leaving(Protocol):
-    """What must happen before a worker leaves."""
-
-    def leave(self) -> None:
-        """Put what this worker has changed."""
 
 
 class Site(Protocol):
@@ -96,8 +89,8 @@ class Run:
         grace: float = 30.0,
         keep: int = 30,
         samples_per_step: float = 1,
-        worker_name: Optional[str] = None,
-        site: Optional[Site] = None,
+        worker_name: str | None = None,
+        site: Site | None = None,
     ) -> None:
         for name, value in (("min_workers", min_workers), ("keep", keep)):
             if not is_whole(value) or value < 1:
@@ -110,12 +103,12 @@ class Run:
         self._whole_site = self._site
         self.framework = framework
         self.samples_per_step = float(samples_per_step) * self._site.size
-        self.loss: Optional[float] = None
+        self.loss: float | None = None
         self._identity = ""  # of the run, which all its objects have
         self._is_founder = False  # whether this worker has created the run
-        self._shards: List[Run] = []
-        self._drivers: List[Leaving] = []
-        self._participants: Dict[str, Participant] = {}
+        self._shards: list[Run] = []
+        self._drivers: list[Any] = []  # each `MailboxDriver` leaves first
+        self._participants: dict[str, Participant] = {}
         name, self.seed = self.share(lambda: _name_and_seed(worker_name))
         self._settings = Settings(name, int(min_workers), float(grace), int(keep))
         self._open(url)
@@ -252,12 +245,12 @@ class Run:
             )
         return header["run"]
 
-    def joined(self, driver: Leaving) -> None:
+    def joined(self, driver: Any) -> None:
         """Note that this worker has joined. From now on, a failing store does not stop it."""
         self._patient.repeats = True
         self._drivers.append(driver)
 
-    def _leave(self, drivers: List[Leaving]) -> None:
+    def _leave(self, drivers: list[Any]) -> None:
         try:
             for driver in drivers:
                 driver.leave()
@@ -285,7 +278,7 @@ class Run:
             )
 
 
-def _name_and_seed(worker_name: Optional[str]) -> Tuple[str, int]:
+def _name_and_seed(worker_name: str | None) -> tuple[str, int]:
     """A name that no other worker has, nor an earlier life of this one, and a seed from it."""
     given = worker_name or socket.gethostname()
     if worker_name is not None and not re.fullmatch(r"[\w.-]{1,64}", worker_name, re.ASCII):
@@ -318,7 +311,7 @@ def _facts(
     dtypes: Mapping[str, str],
 ) -> Facts:
     """What must be the same in all workers of a run."""
-    options: Dict[str, Any] = {"algorithm": algorithm.name, **algorithm.described()}
+    options: dict[str, Any] = {"algorithm": algorithm.name, **algorithm.described()}
     options.pop("every")
     options.pop("start", None)  # always 0; runs of earlier versions lack it
     for name, option in algorithm.keys().items():

@@ -11,7 +11,7 @@ import re
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, Iterator, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from .. import env
@@ -66,7 +66,7 @@ class Store:
         self._timeout = timeout
         if self._folder and not creates and not os.path.isdir(self._folder):
             raise StoreError(f"{self.url}: the folder does not exist")
-        self._clients: Dict[float, Any] = {}
+        self._clients: dict[float, Any] = {}
         if self.url.startswith("s3:"):
             env.require_url_of_s3()
         self._credentials = _boto3_credentials() if self.url.startswith("s3:") else None
@@ -97,7 +97,7 @@ class Store:
                 return False
         return True
 
-    def get(self, name: str) -> Optional[bytes]:
+    def get(self, name: str) -> bytes | None:
         """Read an object. Return None if it does not exist."""
         with self._errors("get", name):
             try:
@@ -105,13 +105,13 @@ class Store:
             except FileNotFoundError:
                 return None
 
-    def list(self, prefix: str) -> List[Entry]:
+    def list(self, prefix: str) -> list[Entry]:
         """Return all objects in a folder such as "a/b/" and in its sub-folders, sorted by name."""
         with self._errors("list", prefix):
             found = obstore.list(self._client(), prefix or None).collect()
         return sorted(Entry(each["path"], each["size"], each["last_modified"]) for each in found)
 
-    def folders(self, prefix: str) -> List[str]:
+    def folders(self, prefix: str) -> list[str]:
         """Return the names of the direct sub-folders of a folder, sorted."""
         with self._errors("list", prefix):
             found = obstore.list_with_delimiter(self._client(), prefix or None)["common_prefixes"]
@@ -199,7 +199,7 @@ def _is_conflict(error: Exception) -> bool:
     return "ConditionalRequestConflict" in str(error)
 
 
-def _parsed(url: str) -> Tuple[str, Optional[str]]:
+def _parsed(url: str) -> tuple[str, str | None]:
     """The URL in its normal form, and the path of its folder. Refuse a wrong URL."""
     scheme, _, rest = url.partition("://")
     if url and not re.match(r"\w+:", url):

@@ -10,7 +10,7 @@ import json
 import re
 import traceback
 from collections import Counter
-from typing import Any, Dict, List, Optional, Set
+from typing import Any
 
 import mxnet as mx
 from mxnet.kvstore.kvstore import KVStore
@@ -41,16 +41,16 @@ class Server:
         self._kv = kv
         self._lifeline = lifeline
         self._threads = threads
-        self._aggregators: Dict[int, MessageCoder] = {}
-        self._rows: Dict[int, operators.MessageRows] = {}
-        self._gathered: Set[int] = set()
-        self._summed: Dict[int, str] = {}  # the dtype of each key's values
-        self._page_key: Optional[int] = None
-        self._page: Optional[NDArray] = None  # the stored array from which workers pull pages
+        self._aggregators: dict[int, MessageCoder] = {}
+        self._rows: dict[int, operators.MessageRows] = {}
+        self._gathered: set[int] = set()
+        self._summed: dict[int, str] = {}  # the dtype of each key's values
+        self._page_key: int | None = None
+        self._page: NDArray | None = None  # the stored array from which workers pull pages
         self._saved = archive.Cutter(iter(()))
         self._loaded = archive.Joiner({})
         self._serving = False
-        self._trace: Optional[trace.Trace] = None
+        self._trace: trace.Trace | None = None
         self._updates: Counter = Counter()  # of each key of payloads; the maximum is the step
 
     def control(self, command: int, body: bytes, _: object) -> None:
@@ -81,7 +81,7 @@ class Server:
         if self._trace is not None:
             self._trace.close()
 
-    def _configure(self, messages: List[Dict[str, Any]]) -> None:
+    def _configure(self, messages: list[dict[str, Any]]) -> None:
         for message in messages:
             key = message["key"]
             if message["server"] != self._kv.rank:
@@ -102,12 +102,12 @@ class Server:
             if env.get("BYTEPS_TRACE_ON"):
                 self._trace = trace.Trace(f"server{self._kv.rank}")
 
-    def _forget(self, keys: List[int]) -> None:
+    def _forget(self, keys: list[int]) -> None:
         """Free the aggregators of these keys, until the keys are configured again."""
         for key in keys:
             self._aggregators.pop(key, None)
 
-    def _save(self, request: Dict[str, Any]) -> None:
+    def _save(self, request: dict[str, Any]) -> None:
         """Prepare the next page of the aggregators' states, or the first page for new keys."""
         if "keys" in request:
             local_coders = self._own_aggregators(request)
@@ -115,20 +115,20 @@ class Server:
         pages.full(self._saved.page(PAGE_BYTES)).copyto(self._page)
         self._page.wait_to_read()
 
-    def _load(self, request: Dict[str, Any]) -> None:
+    def _load(self, request: dict[str, Any]) -> None:
         """Expect pages with the states of these keys' aggregators."""
         local_keys = [key for key in request["keys"] if key in self._aggregators]
         self._loaded = archive.Joiner({key: self._aggregators[key].layouts() for key in local_keys})
 
-    def _keep_earlier(self, request: Dict[str, Any]) -> None:
+    def _keep_earlier(self, request: dict[str, Any]) -> None:
         for aggregator in self._own_aggregators(request):
             aggregator.keep_earlier()
 
-    def _take_back(self, request: Dict[str, Any]) -> None:
+    def _take_back(self, request: dict[str, Any]) -> None:
         for aggregator in self._own_aggregators(request):
             aggregator.take_back()
 
-    def _own_aggregators(self, request: Dict[str, Any]) -> List[MessageCoder]:
+    def _own_aggregators(self, request: dict[str, Any]) -> list[MessageCoder]:
         return [self._aggregators[key] for key in request["keys"] if key in self._aggregators]
 
     def update(self, key: int, received: NDArray, stored: NDArray) -> None:
@@ -178,7 +178,7 @@ def _reason(error: Exception) -> str:
     return reasons[-1] if reasons else str(error)
 
 
-def _aggregator(message: Dict[str, Any]) -> MessageCoder:
+def _aggregator(message: dict[str, Any]) -> MessageCoder:
     parts = [Part(chunk["size"], chunk["start"]) for chunk in message["chunks"]]
     return MessageCoder(compression.parse(message["params"]), message["dtype"], parts)
 

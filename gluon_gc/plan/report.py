@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Iterator, Sequence
 
 from ..auto.choice import Measured, fastest, gains_enough
 from ..auto.prediction import Prediction
@@ -78,7 +78,7 @@ class Report:
 
         As in "auto", a method that sends less must gain enough to be the better one.
         """
-        groups: Dict[str, List[Prediction]] = {}
+        groups: dict[str, list[Prediction]] = {}
         for each in sorted(self.predictions, key=lambda each: -each.bytes):
             kind = f"{each.method.accuracy}{', local steps' if each.method.every > 1 else ''}"
             groups.setdefault(kind, []).append(each)
@@ -92,7 +92,7 @@ class Report:
             else:
                 yield f"{kind}: DistributedDataParallel as it is"
 
-    def json(self) -> Dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         """Return all values as one object. Rates are in bits per second."""
         facts = {name: value for name, value in vars(self).items() if name != "predictions"}
         link, kernels = self.measured.link, self.measured.kernels
@@ -141,7 +141,7 @@ def _mbit(rate: float) -> str:
     return f"{_number(rate / 1e6)} Mbit/s"
 
 
-def _cells(each: Prediction) -> List[str]:
+def _cells(each: Prediction) -> list[str]:
     numbers = (each.limit, each.exchange, each.hidden, each.step)
     return [
         "DDP, uncompressed" if each.method.name == PLAIN else each.method.name,
@@ -161,7 +161,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join((*words, *numbers))
 
 
-def _script(each: Prediction) -> List[str]:
+def _script(each: Prediction) -> list[str]:
     params, algorithm = dict(each.method.params), each.method.algorithm
     if algorithm is None:
         return [

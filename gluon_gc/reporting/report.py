@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Iterable, Mapping, Sequence, Tuple
 
 Norms = Tuple[float, float]
 """The norms of a residual and of a gradient, or of an error and of an exact average."""
@@ -59,13 +59,13 @@ class Report:
     decompress_seconds: float
     pushed_bytes: float
     pulled_bytes: float
-    ratio: Optional[float] = None
-    residual_ratio: Optional[float] = None
+    ratio: float | None = None
+    residual_ratio: float | None = None
     worst: Mapping[str, float] = field(default_factory=dict)
-    waited_for: Optional[int] = None
-    error: Optional[float] = None
+    waited_for: int | None = None
+    error: float | None = None
 
-    def values(self) -> Dict[str, float]:
+    def values(self) -> dict[str, float]:
         """Return the numbers that are known, by name, without those of single tensors."""
         others = ("step", "worker", "worst")
         return {
@@ -102,9 +102,9 @@ def _bytes(number: float) -> str:
     return f"{number:.0f} B"
 
 
-def largest_ratios(parts: Iterable[Tuple[str, Norms]]) -> Dict[str, float]:
+def largest_ratios(parts: Iterable[tuple[str, Norms]]) -> dict[str, float]:
     """Return the largest ratios of tensors, given their names and the norms of their parts."""
-    tensors: Dict[str, List[Norms]] = {}
+    tensors: dict[str, list[Norms]] = {}
     for name, norms in parts:
         tensors.setdefault(name, []).append(norms)
     ratios = {name: ratio_of(of_tensor) for name, of_tensor in tensors.items()}
@@ -112,7 +112,7 @@ def largest_ratios(parts: Iterable[Tuple[str, Norms]]) -> Dict[str, float]:
     return {name: known[name] for name in sorted(known, key=lambda name: -known[name])[:_WORST]}
 
 
-def ratio_of(parts: Iterable[Norms]) -> Optional[float]:
+def ratio_of(parts: Iterable[Norms]) -> float | None:
     """Return one norm divided by the other, given those of parts of vectors.
 
     Parts with a NaN or an infinity are left out. None: no part is left, or the other norm is 0, as
@@ -125,7 +125,7 @@ def ratio_of(parts: Iterable[Norms]) -> Optional[float]:
     return one / other if other else None
 
 
-def waited_for(waits: Sequence[float]) -> Optional[int]:
+def waited_for(waits: Sequence[float]) -> int | None:
     """Return the worker that the others waited for; None if no wait matters.
 
     `waits` are the shares of a step that the workers waited, by rank.

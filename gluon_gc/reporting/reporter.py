@@ -7,7 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from ..exchange.agreement import Facts
 from ..log import logger
@@ -46,10 +46,10 @@ class Settings:
     """
 
     every: int = 100
-    tensorboard: Optional[str] = None
+    tensorboard: str | None = None
     wandb: bool = False
-    prometheus: Optional[int] = None
-    measure_error: Optional[int] = None
+    prometheus: int | None = None
+    measure_error: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("every", "prometheus", "measure_error"):
@@ -75,7 +75,7 @@ class Measured(NamedTuple):
     exchange_seconds: float  # the average time of a step in which an exchange is under way
     # By tensor, of a part's residual and gradient in the last step or, with an algorithm, in the
     # first rounds.
-    residuals: Sequence[Tuple[str, Norms]]
+    residuals: Sequence[tuple[str, Norms]]
     errors: Sequence[Norms]  # of the errors of averages, and of the exact averages
 
 
@@ -92,12 +92,12 @@ class Reporter(ABC):
         worker: int,
         local_worker: int,
         agree: Callable[[Facts], None],  # RuntimeError unless all state the same facts
-        writers: List[str],  # the modules that may have a SummaryWriter
+        writers: list[str],  # the modules that may have a SummaryWriter
     ) -> None:
-        self.last: Optional[Report] = None
+        self.last: Report | None = None
         self.worker, self.steps, self._reported = worker, 0, 0
         self.is_open = True  # whether reports may follow
-        self._sinks: List[sinks.Sink] = []
+        self._sinks: list[sinks.Sink] = []
         try:
             self.settings = settings = make_settings()
             self._sinks += sinks.opened(settings, worker, local_worker, writers)
@@ -174,11 +174,11 @@ class Reporter(ABC):
         """Return what was measured in the last `steps` steps."""
 
     @abstractmethod
-    def _gathered(self, share: float) -> List[float]:
+    def _gathered(self, share: float) -> list[float]:
         """Return the numbers of all workers, by rank; empty if the workers do not wait."""
 
 
-def _close(opened: List[sinks.Sink]) -> None:
+def _close(opened: list[sinks.Sink]) -> None:
     while opened:
         opened.pop().close()
 

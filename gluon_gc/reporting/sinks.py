@@ -6,7 +6,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from ..log import logger
 from .report import Report
@@ -96,7 +96,7 @@ class Prometheus(Sink):
 
     def collect(self) -> Iterator[Any]:
         """Yield the gauges. prometheus_client calls this for each scrape."""
-        report: Optional[Report] = self._last
+        report: Report | None = self._last
         if report is None:
             return
         for name, value in {"step": report.step, **report.values()}.items():
@@ -138,12 +138,12 @@ def _imported(argument: str, *modules: str) -> Any:
 
 def opened(
     settings: Settings, worker: int, local_worker: int, writers: Sequence[str]
-) -> List[Sink]:
+) -> list[Sink]:
     """Return the requested sinks of a worker.
 
     `writers` are the modules that may have a SummaryWriter.
     """
-    sinks: List[Sink] = [Log()]
+    sinks: list[Sink] = [Log()]
     try:
         if settings.tensorboard is not None:
             sinks.append(TensorBoard(os.fspath(settings.tensorboard), worker, writers))

@@ -12,14 +12,10 @@ from itertools import accumulate
 from typing import (
     Any,
     Callable,
-    Dict,
     Generic,
     Iterable,
     Iterator,
-    List,
     Mapping,
-    Optional,
-    Tuple,
     TypeVar,
 )
 
@@ -36,10 +32,10 @@ ChunkState = Mapping[str, np.ndarray]
 _STREAM_DISTANCE = 2**32  # draws between the streams of chunks, for each element between them
 
 
-def runs_of(pieces: Iterable[Slice]) -> Dict[Slice, int]:
+def runs_of(pieces: Iterable[Slice]) -> dict[Slice, int]:
     """For each slice, the first element of the run of slices without gaps that it is in."""
-    runs: Dict[Slice, int] = {}
-    last: Optional[Slice] = None
+    runs: dict[Slice, int] = {}
+    last: Slice | None = None
     for piece in sorted(pieces, key=lambda piece: (piece.tensor, piece.begin)):
         follows = last is not None and (last.tensor, last.end) == (piece.tensor, piece.begin)
         runs[piece] = runs[last] if follows else piece.begin
@@ -48,7 +44,7 @@ def runs_of(pieces: Iterable[Slice]) -> Dict[Slice, int]:
 
 
 def layout_of(
-    chunks: Iterable[Tuple[str, Slice, kernels.Layout]], begins: Mapping[Slice, int]
+    chunks: Iterable[tuple[str, Slice, kernels.Layout]], begins: Mapping[Slice, int]
 ) -> Layout:
     """Shape and dtype of each array of `joined`, in its order.
 
@@ -56,7 +52,7 @@ def layout_of(
     begins: for each chunk, the first element of the array to which its own arrays are joined.
     """
     layout: Layout = {}
-    rows: Dict[Key, int] = {}
+    rows: dict[Key, int] = {}
     for node, piece, chunk_layout in chunks:
         for what, ((count, *_), dtype) in chunk_layout.items():
             if what == STREAM:
@@ -71,12 +67,12 @@ def layout_of(
 
 
 def joined(
-    chunks: Iterable[Tuple[str, Slice, ChunkState]], layout: Layout, begins: Mapping[Slice, int]
-) -> Iterator[Tuple[Key, np.ndarray]]:
+    chunks: Iterable[tuple[str, Slice, ChunkState]], layout: Layout, begins: Mapping[Slice, int]
+) -> Iterator[tuple[Key, np.ndarray]]:
     """Yield the arrays of a `layout_of` these chunks, each one as soon as it is complete."""
     unfinished: Arrays = {}
     missing = {key: shape[0] for key, (shape, _) in layout.items()}
-    streams: Dict[Key, List[List[int]]] = {}
+    streams: dict[Key, list[list[int]]] = {}
     for node, piece, state in chunks:
         for what, values in state.items():
             if what == STREAM:
@@ -102,18 +98,18 @@ def joined(
 class Spans(Generic[Item]):
     """Items that cover ranges of elements, to be looked up by element."""
 
-    def __init__(self, spans: Iterable[Tuple[int, int, Item]]) -> None:
+    def __init__(self, spans: Iterable[tuple[int, int, Item]]) -> None:
         self._spans = sorted(spans, key=lambda span: span[:2])  # first element, end, item
         self._begins = [begin for begin, _, _ in self._spans]
         self._ends = list(accumulate((end for _, end, _ in self._spans), max))  # the maximum so far
 
-    def overlapping(self, begin: int, end: int) -> Iterator[Tuple[int, int, Item]]:
+    def overlapping(self, begin: int, end: int) -> Iterator[tuple[int, int, Item]]:
         """The spans that have elements in [begin, end), sorted by their first element."""
         first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
         return (span for span in self._spans[first:last] if span[1] > begin)
 
 
-def by_tensor(pieces: Iterable[Slice]) -> Dict[str, Spans[Slice]]:
+def by_tensor(pieces: Iterable[Slice]) -> dict[str, Spans[Slice]]:
     """The slices of each tensor, by its name."""
     by_name = _grouped((piece.tensor, piece) for piece in pieces)
     return {
@@ -122,7 +118,7 @@ def by_tensor(pieces: Iterable[Slice]) -> Dict[str, Spans[Slice]]:
     }
 
 
-def part(key: Key, array: np.ndarray, piece: Slice) -> Tuple[int, np.ndarray]:
+def part(key: Key, array: np.ndarray, piece: Slice) -> tuple[int, np.ndarray]:
     """The part of a flat array inside a slice: its first element in the tensor, and its values."""
     low, high = max(key.begin, piece.begin), min(key.begin + array.size, piece.end)
     return low, array[low - key.begin : high - key.begin]
@@ -141,7 +137,7 @@ class SavedArrays:
         piece: Slice,
         layout: kernels.Layout,
         first_stream: Callable[[], np.ndarray],
-    ) -> Dict[str, np.ndarray]:
+    ) -> dict[str, np.ndarray]:
         """The states of a chunk, by kind. Elements that were not saved are zero.
 
         `first_stream` returns the state of the random stream if none was saved.
@@ -158,11 +154,11 @@ class SavedArrays:
                 states[what][begin - piece.begin : begin - piece.begin + values.size] = values
         return states
 
-    def _overlapping(self, node: str, what: str, piece: Slice) -> Iterator[Tuple[int, int, Any]]:
+    def _overlapping(self, node: str, what: str, piece: Slice) -> Iterator[tuple[int, int, Any]]:
         spans = self._found.get((piece.tensor, node, what))
         return iter(()) if spans is None else spans.overlapping(piece.begin, piece.end)
 
-    def _stream(self, node: str, piece: Slice) -> Optional[np.ndarray]:
+    def _stream(self, node: str, piece: Slice) -> np.ndarray | None:
         """The random stream of a chunk. None if no stream was saved for its first element."""
         for begin, _, words in self._overlapping(node, STREAM, piece):
             if begin <= piece.begin:
@@ -172,7 +168,7 @@ class SavedArrays:
         return None
 
 
-def _spans(what: str, arrays: Iterable[Tuple[Key, np.ndarray]]) -> Iterator[Tuple[int, int, Any]]:
+def _spans(what: str, arrays: Iterable[tuple[Key, np.ndarray]]) -> Iterator[tuple[int, int, Any]]:
     """The spans of arrays of one kind, or for streams of their rows, with the state of each row."""
     for key, array in arrays:
         if what == STREAM:
@@ -181,9 +177,9 @@ def _spans(what: str, arrays: Iterable[Tuple[Key, np.ndarray]]) -> Iterator[Tupl
             yield key.begin, key.begin + array.size, (key, array)
 
 
-def _grouped(pairs: Iterable[Tuple[Any, Item]]) -> Mapping[Any, List[Item]]:
+def _grouped(pairs: Iterable[tuple[Any, Item]]) -> Mapping[Any, list[Item]]:
     """Group items by key, in their order."""
-    groups: Dict[Any, List[Item]] = {}
+    groups: dict[Any, list[Item]] = {}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
     return groups

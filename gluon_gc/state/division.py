@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Share(NamedTuple):
 def arrays_of_worker(
     arrays: Sequence[Arrays],
     rank: int,
-    shares: Optional[Mapping[Any, Share]] = None,
+    shares: Mapping[Any, Share] | None = None,
     aggregating: Sequence[Arrays] = (),
 ) -> Arrays:
     """The arrays with which a worker continues, given those of all former workers, by rank.

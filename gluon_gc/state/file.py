@@ -25,7 +25,7 @@ import json
 import math
 import mmap
 import os
-from typing import Any, BinaryIO, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple, Union
+from typing import Any, BinaryIO, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple
 
 import numpy as np
 import xxhash
@@ -61,7 +61,7 @@ class Key(NamedTuple):
     In a file, the first three begin with the kind of an algorithm's round: "difference/residual".
     """
 
-    tensor: Union[int, str]  # in a file the parameter's number, elsewhere the tensor's name
+    tensor: int | str  # in a file the parameter's number, elsewhere the tensor's name
     node: str
     what: str
     begin: int = 0  # the first element of the array in the tensor
@@ -75,7 +75,7 @@ Layout = Dict[Key, Tuple[Tuple[int, ...], str]]
 class States(NamedTuple):
     """The contents of a file: header, arrays (read-only), and the optimizer's pickled states."""
 
-    header: Dict[str, Any]
+    header: dict[str, Any]
     arrays: Arrays
     optimizer: bytes
 
@@ -117,7 +117,7 @@ def write(
     name: str,
     header: Mapping[str, Any],
     layout: Layout,
-    arrays: Iterable[Tuple[Key, np.ndarray]],
+    arrays: Iterable[tuple[Key, np.ndarray]],
     optimizer: bytes,
 ) -> None:
     """Write a file, and replace an old one atomically.
@@ -181,7 +181,7 @@ def read(name: str) -> States:
             raise ValueError(problem) from None
 
 
-def header(name: str) -> Dict[str, Any]:
+def header(name: str) -> dict[str, Any]:
     """Read the header of a file, without checking the rest. Raise ValueError if it has none."""
     with open(name, "rb") as file:
         _begun(name, file)

@@ -11,17 +11,13 @@ from contextlib import suppress
 from typing import (
     Any,
     Callable,
-    Dict,
     Iterable,
-    List,
     Mapping,
-    Optional,
     Sequence,
-    Tuple,
     TypeVar,
-    Union,
 )
 
+from ..exchange.agreement import Facts
 from ..log import logger
 from ..options import require_different
 from .file import STREAM, Arrays, Layout, States
@@ -32,11 +28,9 @@ _OF_PAYLOADS = ("fixed_width", "inner")  # options that affect neither residual 
 
 Header = Mapping[str, Any]
 Prepared = TypeVar("Prepared")
-Facts = Sequence[Tuple[str, Mapping[str, Any]]]
-"""The type of `gluon_gc.exchange.agreement.Facts`."""
 
 
-def as_read(header: Header) -> Dict[str, Any]:
+def as_read(header: Header) -> dict[str, Any]:
     """A header as `file.read` would return it: JSON turns tuples into lists."""
     return json.loads(json.dumps(header))
 
@@ -50,9 +44,7 @@ def check(name: str, what: str, there: Any, here: Any, remedy: str = "") -> None
         )
 
 
-def check_algorithm(
-    name: str, there: Optional[Header], here: Optional[Header], strict: bool
-) -> None:
+def check_algorithm(name: str, there: Header | None, here: Header | None, strict: bool) -> None:
     """Raise ValueError unless a file has the state of this algorithm.
 
     If `strict`, the options must be equal, too.
@@ -122,9 +114,9 @@ def check_arrays(
             )
 
 
-def _totals(layout: Layout) -> Dict[Tuple[Any, ...], str]:
+def _totals(layout: Layout) -> dict[tuple[Any, ...], str]:
     """The number of elements of each tensor, node and kind. Of streams, only their presence."""
-    sizes: Dict[Tuple[Any, ...], int] = {}
+    sizes: dict[tuple[Any, ...], int] = {}
     for key, (shape, _) in layout.items():
         sizes[key[:3]] = sizes.get(key[:3], 0) + shape[0]
     return {
@@ -134,8 +126,8 @@ def _totals(layout: Layout) -> Dict[Tuple[Any, ...], str]:
 
 
 def by_rank(
-    files: Sequence[Tuple[str, States]], several: bool, world_size: int, rank: int, remedy: str
-) -> Sequence[Tuple[str, States]]:
+    files: Sequence[tuple[str, States]], several: bool, world_size: int, rank: int, remedy: str
+) -> Sequence[tuple[str, States]]:
     """This worker's file, or if `several`, all workers' files by rank; ValueError if one is wrong.
 
     `remedy` says how to load the files of another number of workers.
@@ -151,7 +143,7 @@ def by_rank(
     return files
 
 
-def _in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, States]]:
+def _in_order_of_ranks(files: Sequence[tuple[str, States]]) -> list[tuple[str, States]]:
     """Sort files by rank; ValueError unless each worker of one cluster has one of the same step."""
     if not files:
         raise ValueError("a list of files must have one file for each rank, got none")
@@ -182,7 +174,7 @@ def _in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, S
 
 def numbers_of_parameters(
     name: str, there: Sequence[Header], here: Sequence[Header], strict: bool
-) -> Dict[int, int]:
+) -> dict[int, int]:
     """Map the numbers of parameters in a file to their numbers in the trainer, or ValueError.
 
     Parameters match by name. If names differ, but all shapes and dtypes are equal, parameters match
@@ -206,7 +198,7 @@ def numbers_of_parameters(
     return dict(matching)
 
 
-def pairs(there: Sequence[Header], here: Sequence[Header]) -> Tuple[List[Tuple[int, int]], bool]:
+def pairs(there: Sequence[Header], here: Sequence[Header]) -> tuple[list[tuple[int, int]], bool]:
     """Pair the numbers of parameters in a file and in the trainer; see `numbers_of_parameters`.
 
     The second result is whether they match by name.
@@ -222,7 +214,7 @@ def pairs(there: Sequence[Header], here: Sequence[Header]) -> Tuple[List[Tuple[i
     return by_name, True
 
 
-def saved_compressions(header: Header, here: Sequence[Header]) -> Dict[int, Any]:
+def saved_compressions(header: Header, here: Sequence[Header]) -> dict[int, Any]:
     """The compression of each parameter in a file, by its number in the trainer.
 
     The header is not checked yet, so keys may be missing. The result is then empty.
@@ -253,7 +245,7 @@ def _check_names(name: str, there: Sequence[Header], here: Sequence[Header], str
     )
 
 
-def _pairs_in_order(there: Sequence[Header], here: Sequence[Header]) -> List[Tuple[int, int]]:
+def _pairs_in_order(there: Sequence[Header], here: Sequence[Header]) -> list[tuple[int, int]]:
     """Pair the numbers of parameters in a file and in the trainer by their order in the network.
 
     gluon.Trainer numbers the parameters of a dict in the order of their names as text, in which
@@ -269,7 +261,7 @@ def _pairs_in_order(there: Sequence[Header], here: Sequence[Header]) -> List[Tup
     return list(zip(*orders))
 
 
-def _with_numbers(name: str) -> List[Union[str, int]]:
+def _with_numbers(name: str) -> list[str | int]:
     """A key that sorts names by the numbers in them."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from typing import Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from .transport import Groups, gpu, new_exchange
 from .transport.staging import Staged, resolving, wire_of
 
 
-def chosen(tensors: Sequence[Tensor], groups: Groups) -> Dict[str, str]:
+def chosen(tensors: Sequence[Tensor], groups: Groups) -> dict[str, str]:
     """Return the best compressor's name for each tensor, given in the order of backward.
 
     All workers of the process group call this.
@@ -51,7 +51,7 @@ def decided(
 class ExchangingWorkers(probe.Workers):
     """The workers of an exchange. `level`: they sum values only on one level of two."""
 
-    def __init__(self, exchange: Exchange, level: Optional[Exchange] = None) -> None:
+    def __init__(self, exchange: Exchange, level: Exchange | None = None) -> None:
         self._exchange, self._lane = exchange, (level or exchange).lane()
         count, local_size = exchange.workers, 1
         if exchange.machines is not None:
@@ -79,7 +79,7 @@ class ExchangingWorkers(probe.Workers):
     def join(self, about: str) -> None:
         self._exchange.agree([("", {"probe": about})])
 
-    def slowest(self, seconds: Sequence[float]) -> List[float]:
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
         return np.max(self._exchange.gather_objects(list(seconds)), axis=0).tolist()
 
     def declare(self, tensors: Sequence[Tensor]) -> None:

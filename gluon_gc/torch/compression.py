@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Mapping
 
 import torch
 
@@ -11,7 +11,7 @@ class NoneCompressor:
     """Leaves tensors unchanged."""
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, None]:
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
         return tensor, None
 
     @staticmethod
@@ -23,13 +23,13 @@ class FP16Compressor:
     """Casts float32 and float64 tensors to float16, and back to their own dtype."""
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.dtype]]:
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
         if not tensor.is_floating_point() or tensor.dtype.itemsize <= 2:
             return tensor, None
         return tensor.to(torch.float16), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Optional[torch.dtype]) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
         return tensor if ctx is None else tensor.to(ctx)
 
 
@@ -41,11 +41,11 @@ class Compression:
 
 
 def params_of(
-    compression: Any, compression_params: Optional[Mapping[str, Any]] = None
-) -> Optional[Mapping[str, Any]]:
+    compression: Any, compression_params: Mapping[str, Any] | None = None
+) -> Mapping[str, Any] | None:
     """Return the compression_params for BytePS's argument `compression`."""
     if isinstance(compression, Mapping):
-        params: Optional[Mapping[str, Any]] = compression
+        params: Mapping[str, Any] | None = compression
     elif _is(compression, Compression.fp16):
         params = {"fp16": True}
     elif compression is None or _is(compression, Compression.none):

@@ -16,16 +16,10 @@ from typing import (
     Any,
     Callable,
     Collection,
-    Dict,
     Iterable,
     Iterator,
-    List,
     NamedTuple,
-    Optional,
     Sequence,
-    Set,
-    Tuple,
-    Type,
     TypeVar,
 )
 
@@ -98,7 +92,7 @@ class _Crossing(Averaging):
         """
         self._averager.finish()
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         self.finish()
         return super().__reduce__()
 
@@ -130,7 +124,7 @@ class _Late:
         finally:
             vars(self)[_CROSSINGS] = crossings
 
-    def __reduce_ex__(self, protocol: int) -> Tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
         """Make copies instances of the model's original class, which never waits."""
         _finish(self)
         make, arguments, *others = super().__reduce_ex__(protocol)
@@ -148,7 +142,7 @@ def _new(kind: type, *arguments: Any) -> Any:
 def CrossBarrier(
     model: Module,
     optimizer: Optimizer,
-    named_parameters: Optional[Iterable[Tuple[str, torch.nn.Parameter]]] = None,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
     num_steps: int = 10**6,
@@ -229,7 +223,7 @@ def _finish_optimizer(optimizer: Optimizer, *state_dict: Any) -> None:
 
 class _Update(NamedTuple):
     under_way: UnderWay  # the averages of their gradients
-    groups: List[Dict[str, Any]]  # the optimizer's, at the time of its step
+    groups: list[dict[str, Any]]  # the optimizer's, at the time of its step
 
 
 class _CrossingAverager(Averager):
@@ -244,14 +238,14 @@ class _CrossingAverager(Averager):
     def __init__(
         self,
         model: Module,
-        kind: Type[Optimizer],
+        kind: type[Optimizer],
         num_steps: int,
         optimizer: Optimizer,
         passes: int,
         state: CompressionState,
     ) -> None:
         self._kind, self._left_steps = kind, num_steps
-        self._updates: Dict[torch.Tensor, _Update] = {}  # pending ones, by parameter
+        self._updates: dict[torch.Tensor, _Update] = {}  # pending ones, by parameter
         self._late: Collection[torch.Tensor] = ()  # parameters that were only updated in backward
         self._hooks = _ForwardHooks(model, self._enter)
         self._overlap, self._reordered = Overlap(), False
@@ -393,7 +387,7 @@ class _CrossingAverager(Averager):
         stepper.step()
 
     @contextmanager
-    def _as_it_was(self, groups: List[Dict[str, Any]]) -> Iterator[None]:
+    def _as_it_was(self, groups: list[dict[str, Any]]) -> Iterator[None]:
         contents = vars(self._optimizer)
         current, contents["param_groups"] = contents["param_groups"], groups
         try:
@@ -420,10 +414,10 @@ class _ForwardHooks:
 
     def __init__(self, model: Module, before_use: Callable[[Iterable[torch.Tensor]], None]) -> None:
         self._before_use = before_use
-        self.reported: Set[torch.Tensor] = set()  # parameters whose use is always reported
-        self._called: Set[Module] = set()
-        self._needs: Optional[Dict[Module, List[torch.Tensor]]] = None  # unknown until `learn`
-        self._around: Dict[Module, List[Module]] = defaultdict(list)
+        self.reported: set[torch.Tensor] = set()  # parameters whose use is always reported
+        self._called: set[Module] = set()
+        self._needs: dict[Module, list[torch.Tensor]] | None = None  # unknown until `learn`
+        self._around: dict[Module, list[Module]] = defaultdict(list)
         for module in model.modules():
             for child in module.children():
                 self._around[child].append(module)
@@ -443,7 +437,7 @@ class _ForwardHooks:
             if callers:
                 self.reported.update(parameters)
 
-    def _callers(self, module: Module) -> Set[Module]:
+    def _callers(self, module: Module) -> set[Module]:
         """Return the nearest modules that were called: this one, or the modules around it."""
         if module in self._called:
             return {module}
@@ -459,14 +453,14 @@ class _ForwardHooks:
 class _ForwardHook:
     """The hook of one module. A copy of a model gets hooks that do nothing."""
 
-    def __init__(self, hooks: Optional[_ForwardHooks] = None) -> None:
+    def __init__(self, hooks: _ForwardHooks | None = None) -> None:
         self._hooks = hooks
 
     def __call__(self, module: Module, args: Any) -> None:
         if self._hooks is not None:
             self._hooks.enter(module)
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _ForwardHook, ()
 
 
@@ -475,7 +469,7 @@ class Overlap:
 
     def __init__(self) -> None:
         self.begun = 0  # steps
-        self._share: Optional[float] = None  # of the last measured step
+        self._share: float | None = None  # of the last measured step
         self._start = self._returned = self._done = 0.0
 
     def begin(self) -> None:
@@ -497,12 +491,12 @@ class Overlap:
     def backward_returns(self) -> None:
         self._returned = time.perf_counter()
 
-    def share(self) -> Optional[float]:
+    def share(self) -> float | None:
         """Return the share of the last measured step, or None if no step was measured."""
         return self._share
 
 
-def reordered(items: Sequence[_Item], sizes: Sequence[int], share: float) -> List[_Item]:
+def reordered(items: Sequence[_Item], sizes: Sequence[int], share: float) -> list[_Item]:
     """Reverse the order of the last items; the first ones, with this share of the bytes, stay.
 
     Examples

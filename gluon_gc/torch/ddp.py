@@ -115,7 +115,7 @@ def local_gradients_hook(
 
     If the algorithm's state is closed, raise an error, because nothing averages the parameters.
     """
-    state.rounds.require_open()
+    state.rounds.exchange.require_open()
     buffer = bucket.buffer()
     future = future_on(buffer.device)
     future.set_result(buffer)

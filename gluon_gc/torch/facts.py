@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Dict
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from ..kernels.library import cuda_problem
 
 
-def _gpus() -> Dict[str, str]:
+def _gpus() -> dict[str, str]:
     """Return why each GPU cannot compress, by its name; "" if it can."""
     found = {}
     for number in range(torch.cuda.device_count()):

@@ -1,33 +1,18 @@
 """The names of byteps.torch.ops, which BytePS scripts import."""
 
-from .byteps.push_pull import (
-    declare,
-    poll,
-    push_pull,
-    push_pull_async,
-    push_pull_async_inplace,
-    push_pull_inplace,
-    synchronize,
-)
-from .byteps.runtime import init, local_rank, local_size, rank, shutdown, size
-from .compression import Compression
-from .state.suspension import resume, suspend
-
-__all__ = [
-    "Compression",
-    "declare",
-    "init",
-    "local_rank",
-    "local_size",
-    "poll",
-    "push_pull",
-    "push_pull_async",
-    "push_pull_async_inplace",
-    "push_pull_inplace",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
-    "synchronize",
-]
+from . import Compression as Compression
+from . import declare as declare
+from . import init as init
+from . import local_rank as local_rank
+from . import local_size as local_size
+from . import poll as poll
+from . import push_pull as push_pull
+from . import push_pull_async as push_pull_async
+from . import push_pull_async_inplace as push_pull_async_inplace
+from . import push_pull_inplace as push_pull_inplace
+from . import rank as rank
+from . import resume as resume
+from . import shutdown as shutdown
+from . import size as size
+from . import suspend as suspend
+from . import synchronize as synchronize

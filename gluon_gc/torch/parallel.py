@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as _TorchDDP
@@ -48,7 +48,7 @@ class DistributedDataParallel(_TorchDDP):
     def __init__(
         self,
         module: torch.nn.Module,
-        device_ids: Optional[Sequence[Union[int, torch.device]]] = None,
+        device_ids: Sequence[int | torch.device] | None = None,
         broadcast_buffers: bool = True,
         compression: Any = Compression.none,
         **options: Any,

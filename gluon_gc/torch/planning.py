@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Mapping, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ class Found(NamedTuple):
     """The measurement. Only worker 0 has it."""
 
     measured: Measured
-    products: Dict[int, float]  # seconds an element of PowerSGD's products, by rank
+    products: dict[int, float]  # seconds an element of PowerSGD's products, by rank
     topology: Topology
     workers: int
     sharing: int  # the most workers on one machine
@@ -38,9 +38,7 @@ class Found(NamedTuple):
     gpu: bool  # whether the workers may train on GPUs
 
 
-def measure(
-    compressors: Mapping[str, CompressionParams], ranks: Tuple[int, ...]
-) -> Optional[Found]:
+def measure(compressors: Mapping[str, CompressionParams], ranks: tuple[int, ...]) -> Found | None:
     """Join the other workers of the job, and measure together. Return None unless rank is 0."""
     init()
     try:
@@ -92,7 +90,7 @@ def _copying(alone: dist.ProcessGroup) -> float:
     """
     plain = _Sum()
     ddp = DistributedDataParallel(_Sum(), process_group=alone, gradient_as_bucket_view=True)
-    seconds: Dict[torch.nn.Module, List[float]] = {plain: [], ddp: []}
+    seconds: dict[torch.nn.Module, list[float]] = {plain: [], ddp: []}
     for _ in range(_STEPS):
         for module, taken in seconds.items():
             start = time.process_time()
@@ -103,7 +101,7 @@ def _copying(alone: dist.ProcessGroup) -> float:
     return max(0.0, more) / (_TENSORS * _ELEMENTS)
 
 
-def torchvision_shapes(name: str) -> Dict[str, Tuple[int, ...]]:
+def torchvision_shapes(name: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters of one of torchvision's models.
 
     ModuleNotFoundError: torchvision is not installed. ValueError: it has no such model.
@@ -115,7 +113,7 @@ def torchvision_shapes(name: str) -> Dict[str, Tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
-def state_dict_shapes(path: str) -> Dict[str, Tuple[int, ...]]:
+def state_dict_shapes(path: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters in a file that `torch.save` has written.
 
     The file has a state_dict, or a dict of other values in which it is one. A parameter that has
@@ -126,7 +124,7 @@ def state_dict_shapes(path: str) -> Dict[str, Tuple[int, ...]]:
     except Exception as error:  # pickle raises errors of many kinds about bytes that are no pickle
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"--model {path} is not a state_dict: {reason}") from None
-    found: Dict[Any, Tuple[str, torch.Tensor]] = {}
+    found: dict[Any, tuple[str, torch.Tensor]] = {}
     for name, tensor in _tensors(saved).items():
         if tensor.is_floating_point() and tensor.layout == torch.strided:
             memory = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
@@ -134,9 +132,9 @@ def state_dict_shapes(path: str) -> Dict[str, Tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in found.values()}
 
 
-def _tensors(saved: Any) -> Dict[str, torch.Tensor]:
+def _tensors(saved: Any) -> dict[str, torch.Tensor]:
     """Return the largest dict of tensors among a saved value and the values in it."""
-    candidates: List[Any] = [saved, *(saved.values() if isinstance(saved, Mapping) else ())]
+    candidates: list[Any] = [saved, *(saved.values() if isinstance(saved, Mapping) else ())]
     dicts = [
         {str(name): value for name, value in each.items() if isinstance(value, torch.Tensor)}
         for each in candidates

@@ -8,14 +8,8 @@ from functools import partial
 from typing import (
     Any,
     Callable,
-    Dict,
     Iterable,
-    List,
     Mapping,
-    Optional,
-    Set,
-    Tuple,
-    Union,
 )
 
 import torch
@@ -41,12 +35,12 @@ _WRITERS = ["tensorboardX", "torch.utils.tensorboard"]
 
 
 def report(
-    target: Union[Optimizer, CompressionState],
+    target: Optimizer | CompressionState,
     every: int = 100,
-    tensorboard: Optional[str] = None,
+    tensorboard: str | None = None,
     wandb: bool = False,
-    prometheus: Optional[int] = None,
-    measure_error: Optional[int] = None,
+    prometheus: int | None = None,
+    measure_error: int | None = None,
 ) -> Reporter:
     """Report bytes, seconds and residuals every few steps. All workers call this.
 
@@ -82,7 +76,7 @@ def report(
     return replace_reporter(state.gradients, lambda: GradientReporter(state, make_settings))
 
 
-def _state_of(target: Any) -> Union[CompressionState, AlgorithmState]:
+def _state_of(target: Any) -> CompressionState | AlgorithmState:
     if isinstance(target, ModelCompression):
         raise ValueError(
             f"report does not work with the {type(target).__name__} of fully_shard: read its "
@@ -107,8 +101,8 @@ class ExchangeReporter(Reporter):
         self._window = statistics.Window()
         self._busy: weakref.WeakKeyDictionary[Exchange, float] = weakref.WeakKeyDictionary()
         self._exact: weakref.WeakKeyDictionary[Lane, Lane] = weakref.WeakKeyDictionary()
-        self._norms: Dict[ExchangedChunk, Norms] = {}
-        self._errors: Dict[Tuple[Lane, str], Norms] = {}
+        self._norms: dict[ExchangedChunk, Norms] = {}
+        self._errors: dict[tuple[Lane, str], Norms] = {}
         super().__init__(make_settings, self._exchange.rank, local_rank(), self._agree, _WRITERS)
         self._measured(1)  # the first report begins here
 
@@ -118,13 +112,13 @@ class ExchangeReporter(Reporter):
         """The exchange, which may be replaced."""
 
     @abstractmethod
-    def _statistics(self, steps: int) -> Dict[str, Any]:
+    def _statistics(self, steps: int) -> dict[str, Any]:
         """Return the statistics of the last steps; see `compression_stats`."""
 
     def _agree(self, facts: Facts) -> None:
         self._exchange.agree(facts, _DOING)
 
-    def _gathered(self, share: float) -> List[float]:
+    def _gathered(self, share: float) -> list[float]:
         return self._exchange.gather_objects(share, _DOING)
 
     def _measured(self, steps: int) -> Measured:
@@ -138,7 +132,7 @@ class ExchangeReporter(Reporter):
         total = self._statistics(steps)["total"]
         return Measured(self._step, total, seconds / steps, residuals, errors)
 
-    def unprepared(self, lanes: Iterable[Lane]) -> List[Lane]:
+    def unprepared(self, lanes: Iterable[Lane]) -> list[Lane]:
         """Return the lanes to `prepare` if the next report has the error of their averages."""
         return [
             lane
@@ -160,8 +154,8 @@ class ExchangeReporter(Reporter):
         lane: Lane,
         tensors: Mapping[str, torch.Tensor],
         divisor: float = 1.0,
-        announced: Optional[Announced] = None,
-    ) -> Optional[Callable[[], None]]:
+        announced: Announced | None = None,
+    ) -> Callable[[], None] | None:
         """Measure tensors that will be averaged, divided by `divisor`, in place.
 
         All workers call this, and may announce the average; see `Request`. The result must be
@@ -174,7 +168,7 @@ class ExchangeReporter(Reporter):
             and chunk.coder is not None
             and chunk.coder.codec.memory
         }
-        exact: Dict[str, torch.Tensor] = {}
+        exact: dict[str, torch.Tensor] = {}
         averaged: Future[None] = Future()
         if self.measures_error and lane in self._exact:
             exact = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -223,7 +217,7 @@ class GradientReporter(ExchangeReporter, StepObserver):
     def _step(self) -> int:
         return self._gradients.count
 
-    def _statistics(self, steps: int) -> Dict[str, Any]:
+    def _statistics(self, steps: int) -> dict[str, Any]:
         sizes = staging.sizes_of(self._parameters)
         return statistics.of_step(self._exchange.transfers, sizes, True, window=self._window)
 
@@ -233,7 +227,7 @@ class GradientReporter(ExchangeReporter, StepObserver):
 
     def measure(
         self, lane: Lane, tensors: Mapping[str, torch.Tensor], *details: Any
-    ) -> Optional[Callable[[], None]]:
+    ) -> Callable[[], None] | None:
         return super().measure(lane, tensors, *details) if self.is_due else None
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -251,7 +245,7 @@ class AlgorithmReporter(ExchangeReporter):
 
     def __init__(self, state: AlgorithmState, make_settings: Callable[[], Settings]) -> None:
         self._state = state
-        self._seen: Set[Tuple[Lane, str]] = set()  # the vectors that were measured
+        self._seen: set[tuple[Lane, str]] = set()  # the vectors that were measured
         super().__init__(make_settings)
 
     @property
@@ -262,7 +256,7 @@ class AlgorithmReporter(ExchangeReporter):
     def _step(self) -> int:
         return self._state.steps
 
-    def _statistics(self, steps: int) -> Dict[str, Any]:
+    def _statistics(self, steps: int) -> dict[str, Any]:
         sizes, transfers = staging.sizes_of(self._state.parameters), self._state.of_rounds.transfers
         return statistics.of_step(transfers, sizes, True, steps, window=self._window)
 
@@ -275,7 +269,7 @@ class AlgorithmReporter(ExchangeReporter):
 
     def measure(
         self, lane: Lane, tensors: Mapping[str, torch.Tensor], *details: Any
-    ) -> Optional[Callable[[], None]]:
+    ) -> Callable[[], None] | None:
         vectors = {(lane, name) for name in tensors}
         if vectors <= self._seen or not self.is_open:
             return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 import torch.distributed as dist
 
@@ -13,7 +11,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def average_statistics(
-    model: torch.nn.Module, process_group: Optional[dist.ProcessGroup] = None
+    model: torch.nn.Module, process_group: dist.ProcessGroup | None = None
 ) -> None:
     """Average the running means and variances of a model over all workers.
 

@@ -6,14 +6,14 @@ import threading
 import time
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from .. import env
 from ..log import logger
 
 _TICK = 1.0  # seconds between two checks of all waits
 
-_waits: Dict[int, waiting] = {}
+_waits: dict[int, waiting] = {}
 _lock = threading.Lock()
 
 

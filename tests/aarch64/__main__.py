@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 from gluon_gc import kernels
 from tests.fuzz import harnesses, seeds
@@ -68,7 +68,7 @@ def train(system: System, folder: Path, environ: Any, python: Path) -> None:
     job.update(LOCAL_WORLD_SIZE=2, OMP_NUM_THREADS=1)
     ours = {"PYTHONPATH": ROOT, "GLUON_GC_LIBRARY": kernels.PATH}
     commands = [([python, TRAIN], ours), (system.command(system.python, TRAIN), environ)]
-    workers: List[subprocess.Popen] = []
+    workers: list[subprocess.Popen] = []
     try:
         for rank, (words, variables) in enumerate(commands):
             added = {**job, **variables, "RANK": rank, "LOCAL_RANK": rank}

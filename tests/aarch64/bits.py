@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, Tuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def _step(
     values: np.ndarray,
     state: kernels.State,
     position: kernels.Position,
-    ratio: Optional[float] = 1.0,
+    ratio: float | None = 1.0,
 ) -> Results:
     payload, status = codec.compress(values, state, position, ratio=ratio)
     yield f"{what}: payload", payload[: status.bytes]

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Sequence
+from typing import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
@@ -66,7 +66,7 @@ class System:
         """Return the command that runs a program for aarch64."""
         return (EMULATOR, "-L", self.root, *words)
 
-    def environ(self) -> Dict[str, object]:
+    def environ(self) -> dict[str, object]:
         """Return the variables of a Python for aarch64 that finds the packages."""
         paths = f"{self._wheel}{os.pathsep}{self._packages}"
         return {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": 1, "GLUON_GC_LIBRARY": ""}

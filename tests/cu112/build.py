@@ -15,7 +15,7 @@ import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from tests.cuda import emulator
 from tests.cuda.test_compile import compiling
@@ -34,7 +34,7 @@ def run(*command: Any) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 
-def linked(libmxnet: Path) -> Dict[str, List[str]]:
+def linked(libmxnet: Path) -> dict[str, list[str]]:
     """Return the functions of NVIDIA's libraries that MXNet links, by library."""
     functions = defaultdict(list)
     for line in run("nm", "-D", "--undefined-only", "--format=posix", libmxnet).splitlines():
@@ -51,7 +51,7 @@ def linked(libmxnet: Path) -> Dict[str, List[str]]:
     return functions
 
 
-def compile_library(name: str, functions: List[str], folder: Path) -> None:
+def compile_library(name: str, functions: list[str], folder: Path) -> None:
     """Compile the stub of a library, with its own sources if there are any."""
     source, versions = folder / f"{name}.cpp", folder / f"{name}.map"
     lines = [f"[[gnu::weak]] long {function}() {{ return 0; }}" for function in functions]

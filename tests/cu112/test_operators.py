@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from typing import Any, Iterator, List
+from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -44,7 +44,7 @@ def node_of(message: Message, context: mx.Context) -> Node:
     return Node(message, context, **ON_GPU.get(message.params.compressor.name, {}))
 
 
-def same(ours: List[np.ndarray], theirs: List[np.ndarray]) -> bool:
+def same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
     return [one.tobytes() for one in ours] == [one.tobytes() for one in theirs]
 
 

@@ -6,7 +6,7 @@ The driver is that of the process: a real GPU's, or the emulator's.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class DeviceCodec(kernels.Codec):
 
     def _invoke(self, function: str, call: Call) -> None:
         self._calls += 1
-        staged: List[Memory] = []
+        staged: list[Memory] = []
 
         def stage(host: Any, size: int, misaligned: int = 0) -> Any:
             if not host or not size:
@@ -112,7 +112,7 @@ class DeviceCodec(kernels.Codec):
             backs[memory] = host
             return memory.address
 
-        backs: Dict[Memory, int] = {}
+        backs: dict[Memory, int] = {}
         itemsize, odd = self.dtype.itemsize, self._calls % 5
         call.values = stage(call.values, self.n * itemsize)
         call.factor = stage(call.factor, ctypes.sizeof(ctypes.c_double))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def emulated(*codec: Any) -> kernels.Codec:
     return kernels.Codec(*codec, isa="cuda")
 
 
-def sizes(name: str) -> Tuple[int, ...]:
+def sizes(name: str) -> tuple[int, ...]:
     return (*SIZES, N_SAMPLED) if name in SAMPLED else SIZES
 
 

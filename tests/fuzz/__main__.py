@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
 
 from . import harnesses, seeds
 
@@ -26,7 +25,7 @@ _EXECUTIONS = re.compile(r"stat::number_of_executed_units: +(\d+)")
 _INPUT = re.compile(r"Test unit written to (\S+)")
 
 
-def fuzz(folder: Path, name: str, seconds: int) -> List[str]:
+def fuzz(folder: Path, name: str, seconds: int) -> list[str]:
     """Run a harness, starting from the known inputs; returns the paths of inputs that fail."""
     inputs, crashes = _inputs(folder, name), folder / "crashes"
     crashes.mkdir(exist_ok=True)

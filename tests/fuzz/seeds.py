@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def _messages() -> Iterator[bytes]:
                     yield head + _counted(messages)
 
 
-def _message(name: str, options: Dict[str, Any], seed: int) -> bytes:
+def _message(name: str, options: dict[str, Any], seed: int) -> bytes:
     """Return a message of two chunks."""
     codecs = [kernels.Codec(name, options, n) for n in (130, 7)]
     parts = b"".join([_payload(codec, seed) for codec in codecs])
@@ -73,7 +73,7 @@ def _message(name: str, options: Dict[str, Any], seed: int) -> bytes:
     return struct.pack("<I", 4 + len(parts)) + parts if varies else parts
 
 
-def _message_of_rows(name: str, options: Dict[str, Any], seed: int) -> bytes:
+def _message_of_rows(name: str, options: dict[str, Any], seed: int) -> bytes:
     """Return a message of three rows of a (50, 4) gradient; framed, a second length precedes it."""
     rows = np.array([2, 5 + seed, 49], "<u4")
     payload = _payload(kernels.Codec(name, options, 4 * rows.size), seed)
@@ -81,11 +81,11 @@ def _message_of_rows(name: str, options: Dict[str, Any], seed: int) -> bytes:
     return struct.pack("<I", 8 + len(body)) + struct.pack("<I", 4 + len(body)) + body
 
 
-def _text(options: Dict[str, Any]) -> bytes:
+def _text(options: dict[str, Any]) -> bytes:
     return kernels.as_text(options).encode() + b"\0"
 
 
-def _counted(parts: List[bytes]) -> bytes:
+def _counted(parts: list[bytes]) -> bytes:
     """Concatenate parts, each after its length, except the last one."""
     before = [struct.pack("<H", len(part)) + part for part in parts[:-1]]
     return b"".join([*before, parts[-1]])

@@ -25,7 +25,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, NamedTuple, Sequence
 
 from benchmark.launched import Launched, Line
 from gluon_gc.launch.leaving import ALONE
@@ -72,13 +72,13 @@ class Outcome(NamedTuple):
     """The outcome of a cell."""
 
     cell: Cell
-    codes: Dict[str, Optional[int]]
-    restarts: Dict[str, int]
-    ends: Dict[str, Tuple[float, str]]  # of the other nodes: after how many seconds, and the reason
+    codes: dict[str, int | None]
+    restarts: dict[str, int]
+    ends: dict[str, tuple[float, str]]  # of the other nodes: after how many seconds, and the reason
     seconds: float  # until all nodes were done
-    sums: List[str]
+    sums: list[str]
 
-    def faults(self, sums: List[str], soon: float = SOON) -> List[str]:
+    def faults(self, sums: list[str], soon: float = SOON) -> list[str]:
         """Return the violated rules; `sums` are the checksums of an undisturbed run."""
         found = [f"{node} hangs" for node, code in self.codes.items() if code is None]
         bad = {node: code for node, code in self.codes.items() if code}
@@ -100,11 +100,11 @@ class Outcome(NamedTuple):
         """When the last node that ended because of the victim had ended; "" if none did."""
         return f"{max(after for after, _ in self.ends.values()):.1f}" if self.ends else ""
 
-    def times(self, sums: List[str]) -> str:
+    def times(self, sums: list[str]) -> str:
         """When the other nodes had ended and when all were done; or the faults."""
         return "; ".join(self.faults(sums)) or f"{self.after or '–'}, {self.seconds:.0f}"
 
-    def row(self, sums: List[str]) -> str:
+    def row(self, sums: list[str]) -> str:
         """A row of the full table."""
         columns = [
             *self.cell,
@@ -117,7 +117,7 @@ class Outcome(NamedTuple):
         return f"| {' | '.join(columns)} |"
 
 
-def run(folder: Path, cell: Cell, local_steps: Optional[int] = None) -> Outcome:
+def run(folder: Path, cell: Cell, local_steps: int | None = None) -> Outcome:
     """Train while this cell's signal is sent. With `local_steps`, the algorithm has this H."""
     command = _command(folder, local_steps)
     with Launched(folder, workers=2, servers=1, PS_HEARTBEAT_TIMEOUT=HEARTBEAT) as nodes:
@@ -149,7 +149,7 @@ def run(folder: Path, cell: Cell, local_steps: Optional[int] = None) -> Outcome:
         )
 
 
-def undisturbed(folder: Path, local_steps: Optional[int] = None) -> List[str]:
+def undisturbed(folder: Path, local_steps: int | None = None) -> list[str]:
     """Return the checksums of an undisturbed run."""
     with Launched(folder, workers=2, servers=1) as nodes:
         _start(nodes, NODES, _command(folder, local_steps))
@@ -157,18 +157,18 @@ def undisturbed(folder: Path, local_steps: Optional[int] = None) -> List[str]:
     return checksums(folder)
 
 
-def _command(folder: Path, local_steps: Optional[int]) -> List[str]:
+def _command(folder: Path, local_steps: int | None) -> list[str]:
     more = [] if local_steps is None else ["--local-steps", str(local_steps)]
     return [sys.executable, str(TRAINEE), str(folder), "--steps", str(STEPS), *more]
 
 
-def checksums(folder: Path) -> List[str]:
+def checksums(folder: Path) -> list[str]:
     """Return the checksums that the workers wrote."""
     files = [folder / f"sum.{rank}" for rank in range(2)]
     return [file.read_text() if file.exists() else "" for file in files]
 
 
-def _start(nodes: Launched, names: Sequence[str], command: List[str]) -> None:
+def _start(nodes: Launched, names: Sequence[str], command: list[str]) -> None:
     for node in names:
         nodes.launch(node, command if node.startswith("worker") else (), MAX_RESTARTS)
 
@@ -182,7 +182,7 @@ def _send(nodes: Launched, cell: Cell) -> float:
     return time.monotonic()
 
 
-def _first_end(said: List[Line]) -> Optional[Tuple[float, str]]:
+def _first_end(said: list[Line]) -> tuple[float, str] | None:
     """Return when a node ended for the first time, and the last line it printed."""
     why = ""
     for when, text in said:
@@ -197,7 +197,7 @@ def cells(phases: Sequence[str], victims: Sequence[str], signals: Sequence[str])
     return itertools.starmap(Cell, itertools.product(phases, victims, signals))
 
 
-def print_table(outcomes: Sequence[Outcome], sums: List[str]) -> None:
+def print_table(outcomes: Sequence[Outcome], sums: list[str]) -> None:
     """Print the table of docs/benchmarks/faults.md, with one column per signal."""
     signals = list(dict.fromkeys(outcome.cell.how for outcome in outcomes))
     print(f"\n| in | to | {' | '.join(signals)} |\n|---|---|{'---|' * len(signals)}")

@@ -14,7 +14,7 @@ from functools import lru_cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Dict, List, Mapping
+from typing import Mapping
 from unittest import mock
 
 from tests.mxnet.cluster.nursery import die_with_parent
@@ -34,7 +34,7 @@ def server(variables: frozenset) -> ForkServerContext:
     return context
 
 
-def places(workers: int) -> List[Dict[str, str]]:
+def places(workers: int) -> list[dict[str, str]]:
     """Return the variables by which each of these workers finds the others."""
     common = {"WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
     common.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
@@ -45,7 +45,7 @@ def places(workers: int) -> List[Dict[str, str]]:
 
 
 def run(
-    arguments: List[str],
+    arguments: list[str],
     workers: int,
     variables: Mapping[str, str],
     more: Mapping[str, str],
@@ -88,7 +88,7 @@ def run(
             process.join()
 
 
-def become(variables: Dict[str, str], log: str) -> None:
+def become(variables: dict[str, str], log: str) -> None:
     """Give a forked process its environment, and a file for what it prints."""
     die_with_parent()
     opened = os.open(log, os.O_WRONLY | os.O_APPEND)
@@ -99,7 +99,7 @@ def become(variables: Dict[str, str], log: str) -> None:
     os.environ.update(variables)
 
 
-def _run(variables: Dict[str, str], arguments: List[str], log: str) -> None:
+def _run(variables: dict[str, str], arguments: list[str], log: str) -> None:
     """Run a script as a newly started Python would."""
     become(variables, log)
     sys.argv[:], sys.path[0] = arguments, str(Path(arguments[0]).parent)

@@ -24,7 +24,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Mapping, Tuple
 
 import pytest
 
@@ -64,7 +64,7 @@ def on_workers(*counts: int, **variables: Any) -> Callable[[Callable[..., None]]
 def run(
     test: Callable[..., None],
     workers: int,
-    variables: Optional[Mapping[str, Any]] = None,
+    variables: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> str:
     """Run a function, or the body of a decorated test, on workers. Return what they print."""
@@ -89,7 +89,7 @@ def _body(test: Callable[..., None]) -> Callable[..., None]:
 
 
 _Key = Tuple[int, Tuple[Tuple[str, str], ...]]
-_standing: Dict[_Key, _Workers] = {}
+_standing: dict[_Key, _Workers] = {}
 
 
 class _Workers:
@@ -100,7 +100,7 @@ class _Workers:
         self._folder = tempfile.TemporaryDirectory()
         self._log = Path(self._folder.name, "log")
         self._log.touch()
-        self._connections: List[Connection] = []
+        self._connections: list[Connection] = []
         self._processes = []
         for place in forked.places(workers):
             here, there = context.Pipe()
@@ -173,7 +173,7 @@ def _call(module: str, name: str, *arguments: Any, **named: Any) -> None:
     bps.shutdown()
 
 
-def _work(environment: Dict[str, str], log: str, connection: Connection) -> None:
+def _work(environment: dict[str, str], log: str, connection: Connection) -> None:
     """Run bodies in a forked process."""
     forked.become(environment, log)
     faulthandler.register(signal.SIGUSR1)

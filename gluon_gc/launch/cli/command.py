@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 from itertools import takewhile
-from typing import List, Sequence
+from typing import Sequence
 
 from ...env import ConfigurationError
 
@@ -17,7 +17,7 @@ _BETWEEN_PROGRAMS = {"|", "||", "&&", ";"}
 _PATIENT = "trap exit HUP INT TERM; "
 
 
-def runnable(command: Sequence[str]) -> List[str]:
+def runnable(command: Sequence[str]) -> list[str]:
     """The program and the arguments of COMMAND.
 
     BytePS joins the words of COMMAND and passes them to a shell, and published scripts rely on it.
@@ -56,7 +56,7 @@ def keeps_shell(program: Sequence[str]) -> bool:
     return program[-1].startswith(_PATIENT)
 
 
-def _in_shell(line: str) -> List[str]:
+def _in_shell(line: str) -> list[str]:
     bash = shutil.which("bash")
     shell = ["/bin/sh"] if bash is None else [bash, "-o", "pipefail"]
     return [*shell, "-c", line]

@@ -12,7 +12,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, NoReturn, Optional, Sequence
+from typing import Callable, NoReturn, Sequence
 
 from ... import env
 from ...log import warn_of_misspelt
@@ -100,7 +100,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def horovod_command(command: Sequence[str], workers: int) -> List[str]:
+def horovod_command(command: Sequence[str], workers: int) -> list[str]:
     """The horovodrun command that runs `command` on this number of workers on this machine."""
     beside_python = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
     horovodrun = beside_python or shutil.which("horovodrun")
@@ -109,10 +109,10 @@ def horovod_command(command: Sequence[str], workers: int) -> List[str]:
     return [horovodrun, "--gloo", "-np", str(workers), *runnable(command)]
 
 
-def _run(tasks: Callable[[], List[Task]], max_restarts: int) -> int:
+def _run(tasks: Callable[[], list[Task]], max_restarts: int) -> int:
     """Run the tasks that `tasks` returns. After a failure, call it again and restart them."""
 
-    def again(restarts: int) -> List[Task]:
+    def again(restarts: int) -> list[Task]:
         changes = {"GLUON_GC_RESTARTS": str(restarts)} if max_restarts else {}
         return [replace(task, environ={**task.environ, **changes}) for task in tasks()]
 
@@ -165,7 +165,7 @@ def _start(arguments: argparse.Namespace) -> int:
     return _run_alone(Task(role, service(role), env.for_service({"DMLC_ROLE": None})), restarts)
 
 
-def _servers(wanted: Optional[int]) -> int:
+def _servers(wanted: int | None) -> int:
     """The number of servers of a cluster on this machine: 0 without MXNet, which they need."""
     if ps_lite.is_installed():
         return 1 if wanted is None else wanted
@@ -174,7 +174,7 @@ def _servers(wanted: Optional[int]) -> int:
     return 0
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run bpslaunch with these arguments, or the command line's. Returns the exit code."""
     open_closed()
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import IO, Any, BinaryIO, List, Optional
+from typing import IO, Any, BinaryIO
 
 _ERASE = "\r\x1b[K"
 
@@ -19,7 +19,7 @@ class LineSplitter:
     def __init__(self) -> None:
         self._open = b""
 
-    def feed(self, data: bytes) -> List[str]:
+    def feed(self, data: bytes) -> list[str]:
         """The lines that `data` completes, as a terminal would show them."""
         *ended, self._open = (self._open + data).split(b"\n")
         if b"\r" in self._open:  # drop overwritten text
@@ -27,7 +27,7 @@ class LineSplitter:
             self._open = b"\r" + _visible(self._open) + restarted
         return [_text(line) for line in ended]
 
-    def close(self) -> List[str]:
+    def close(self) -> list[str]:
         """The last line, if no newline ended it."""
         text = _text(self._open)
         self._open = b""
@@ -51,7 +51,7 @@ class PrefixedOutput:
     """Writes lines to a stream, and bars if it is a terminal."""
 
     def __init__(self, stream: BinaryIO, terminal: bool) -> None:
-        self.error: Optional[OSError] = None
+        self.error: OSError | None = None
         self.last_name = ""
         self._stream = stream
         self._terminal = terminal

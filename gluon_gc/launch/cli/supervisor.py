@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Callable, Iterable, List, Mapping, Optional, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
 from ..leaving import ALONE
 from .output import LineSplitter, PrefixedOutput, say
@@ -47,7 +47,7 @@ class Child:
 
     def __init__(self, task: Task, output: PrefixedOutput) -> None:
         self.task = task
-        self.code: Optional[int] = None  # minus the signal that ended it; None: it runs
+        self.code: int | None = None  # minus the signal that ended it; None: it runs
         self.last_lines: deque = deque(maxlen=_LAST_LINES)
         self._splitter = LineSplitter()
         self._output = output
@@ -120,8 +120,8 @@ class Child:
 
 class _Supervisor:
     def __init__(self) -> None:
-        self.children: List[Child] = []
-        self.signals: List[int] = []
+        self.children: list[Child] = []
+        self.signals: list[int] = []
         self.asked = 0  # the first signal to this process; 0: none
         self._output = PrefixedOutput(sys.stdout.buffer, sys.stdout.isatty())
         self._selector = selectors.DefaultSelector()
@@ -141,7 +141,7 @@ class _Supervisor:
         if child.pipe is not None:
             self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
-    def poll(self, timeout: Optional[float]) -> None:
+    def poll(self, timeout: float | None) -> None:
         """Sleep until a child writes or ends or a signal arrives, and handle all such events."""
         for key, _ in self._selector.select(timeout):
             if key.data is None:
@@ -205,7 +205,7 @@ class _Supervisor:
         """Whether a worker has not ended with code 0 yet."""
         return any(child.code != 0 for child in self.children if not child.task.service)
 
-    def _first_failure(self) -> Optional[Child]:
+    def _first_failure(self) -> Child | None:
         """Wait for the end of the tasks, and return the first child that failed.
 
         None means that all ended with code 0, a signal arrived, or the output cannot be written.
@@ -222,7 +222,7 @@ class _Supervisor:
                     return self._failure_of_services()
         return None
 
-    def _failure_of_services(self) -> Optional[Child]:
+    def _failure_of_services(self) -> Child | None:
         """The service that failed after the workers had ended. Ends the remaining services."""
         for child in self.children:
             if child.code:

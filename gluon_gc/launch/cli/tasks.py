@@ -9,7 +9,7 @@ import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 from ... import env
 from ..scheduler.listening import listen
@@ -20,13 +20,13 @@ _Changes = Dict[str, Optional[str]]  # changes to the environment; None removes 
 _NODES = Path("/sys/devices/system/node")
 
 
-def service(role: str) -> List[str]:
+def service(role: str) -> list[str]:
     """The command of a server or the scheduler. It leaves the current folder out of sys.path."""
     path = Path(__file__).resolve().with_name("service.py")
     return [sys.executable, str(path), role]
 
 
-def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) -> List[str]:
+def _bound_to_numa_node(command: list[str], local_rank: int, local_size: int) -> list[str]:
     """The command, bound to one NUMA node if BYTEPS_NUMA_ON is set and numactl is installed."""
     if not env.get("BYTEPS_NUMA_ON") or shutil.which("numactl") is None:
         return command
@@ -37,7 +37,7 @@ def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) ->
     return ["numactl", f"--cpunodebind={node}", "--localalloc", *command]
 
 
-def _free_ports(count: int) -> List[str]:
+def _free_ports(count: int) -> list[str]:
     """Different free ports of this machine."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -62,7 +62,7 @@ def _addresses_here(processes: int) -> _Changes:
     return here
 
 
-def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
+def local_tasks(command: Sequence[str], workers: int, servers: int) -> list[Task]:
     """The processes of a cluster on this machine.
 
     With servers, each worker counts as a machine. Without servers, all are workers of one machine.
@@ -95,8 +95,8 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
 
 
 def _workers(
-    program: List[str], job: _Changes, local_size: int, size: int, first: int
-) -> List[Task]:
+    program: list[str], job: _Changes, local_size: int, size: int, first: int
+) -> list[Task]:
     """This machine's workers of a job. The first one has rank `first`."""
     tasks = []
     for local_rank in range(local_size):
@@ -108,7 +108,7 @@ def _workers(
     return tasks
 
 
-def worker_tasks(command: Sequence[str]) -> List[Task]:
+def worker_tasks(command: Sequence[str]) -> list[Task]:
     """This machine's workers: one for each visible device, or else BYTEPS_LOCAL_SIZE workers.
 
     Every worker sees all devices. A script chooses its own with ``mx.gpu(bps.local_rank())``.

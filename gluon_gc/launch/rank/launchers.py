@@ -8,7 +8,7 @@ mistake.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 from ... import env
 from ...env import ConfigurationError
@@ -23,8 +23,8 @@ class WorkerRank:
     launcher: str  # the program that has started the worker
     rank: int
     size: int
-    local_rank: Optional[int] = None  # None if the launcher does not set it
-    local_size: Optional[int] = None
+    local_rank: int | None = None  # None if the launcher does not set it
+    local_size: int | None = None
 
     def __str__(self) -> str:
         return f"{self.launcher} has started worker {self.rank} of {self.size}"
@@ -38,9 +38,9 @@ class _Variables:
     rank: str
     size: str
     local_rank: str
-    local_size: Optional[str] = None
+    local_size: str | None = None
 
-    def read(self) -> Optional[WorkerRank]:
+    def read(self) -> WorkerRank | None:
         """The rank, if both the rank and the size are set."""
         rank, size = env.get(self.rank), env.get(self.size)
         if rank is None or size is None:
@@ -50,7 +50,7 @@ class _Variables:
         local_size = env.get(self.local_size) if self.local_size else None
         return WorkerRank(self.launcher, rank, size, env.get(self.local_rank), local_size)
 
-    def complete(self, others: List[WorkerRank]) -> Optional[WorkerRank]:
+    def complete(self, others: list[WorkerRank]) -> WorkerRank | None:
         """The rank. If only its rank or its size is set, a matching one of `others` is used."""
         rank, size = env.get(self.rank), env.get(self.size)
         if (rank is None) == (size is None) or (rank is None and size == 1):
@@ -74,7 +74,7 @@ _OTHERS = (
 )
 
 
-def find() -> Optional[WorkerRank]:
+def find() -> WorkerRank | None:
     """The rank that a launcher other than bpslaunch has set; None without such a launcher.
 
     Launchers can be nested: torchrun in any of the others, and mpirun in srun. The innermost one
@@ -95,7 +95,7 @@ def find() -> Optional[WorkerRank]:
     return found
 
 
-def _of_srun() -> List[WorkerRank]:
+def _of_srun() -> list[WorkerRank]:
     if not slurm.is_step():
         return []
     row = _Variables(_SRUN, "SLURM_PROCID", slurm.tasks_variable(), "SLURM_LOCALID")
@@ -103,7 +103,7 @@ def _of_srun() -> List[WorkerRank]:
     return [] if found is None else [replace(found, local_size=slurm.tasks_here())]
 
 
-def of_bpslaunch() -> Optional[WorkerRank]:
+def of_bpslaunch() -> WorkerRank | None:
     """The rank in the variables of bpslaunch, such as DMLC_ROLE; None if this is not a worker.
 
     It is also None if bpslaunch has started torchrun: torchrun's variables count then.
@@ -117,7 +117,7 @@ def of_bpslaunch() -> Optional[WorkerRank]:
     return WorkerRank(_BPSLAUNCH, cluster.rank, cluster.total_workers, local_rank, local_size)
 
 
-def address(found: WorkerRank) -> Tuple[str, int]:
+def address(found: WorkerRank) -> tuple[str, int]:
     """The address and the port at which worker 0 listens. ConfigurationError: they are not known.
 
     They are MASTER_ADDR and MASTER_PORT. If these are not set, bpslaunch's workers use the

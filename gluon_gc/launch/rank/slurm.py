@@ -8,7 +8,6 @@ is one of several.
 from __future__ import annotations
 
 import re
-from typing import List, Optional
 
 from ... import env
 from ...env import ConfigurationError
@@ -32,14 +31,14 @@ def tasks_variable() -> str:
     return of_step if env.is_set(of_step) else "SLURM_NTASKS"
 
 
-def tasks_here() -> Optional[int]:
+def tasks_here() -> int | None:
     """The number of the step's processes on this machine; None if SLURM does not set it."""
     node, text = env.get("SLURM_NODEID"), env.get("SLURM_STEP_TASKS_PER_NODE")
     counts = _counts(text) if text else []
     return counts[node] if node is not None and node < len(counts) else None
 
 
-def first_host(of_step: bool) -> Optional[str]:
+def first_host(of_step: bool) -> str | None:
     """The first machine of the step or the job; None if SLURM names no machine."""
     names = ["SLURM_STEP_NODELIST"] if of_step else []
     for name in (*names, "SLURM_JOB_NODELIST"):
@@ -53,15 +52,15 @@ def first_host(of_step: bool) -> Optional[str]:
     return None
 
 
-def port(of_step: bool) -> Optional[int]:
+def port(of_step: bool) -> int | None:
     """A port derived from the numbers of the job and the step; None outside of a job."""
     job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID") if of_step else 0
     return None if job is None else _FIRST_PORT + (_STEPS * job + (step or 0)) % _PORTS
 
 
-def _counts(text: str) -> List[int]:
+def _counts(text: str) -> list[int]:
     """The numbers in a text such as "2(x3),1", which means 2, 2, 2, 1; none for other texts."""
-    counts: List[int] = []
+    counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from contextlib import suppress
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Iterator
 
 from ... import env
 from ...kernels import library
@@ -51,9 +51,9 @@ class Connection:
 
     def __init__(self, link: socket.socket, session: Session) -> None:
         self._link, self._session = link, session
-        self._address = link.getpeername()[0]
-        self._back: Optional[Tuple[str, int]] = None  # name and port with which to reconnect
-        self._life: Optional[socket.socket] = None
+        self.uri = link.getpeername()[0]
+        self._back: tuple[str, int] | None = None  # name and port with which to reconnect
+        self._life: socket.socket | None = None
         self._closed = False
         self._sending = threading.RLock()  # lines must be sent in the order of their numbers
         self._begin()
@@ -73,15 +73,11 @@ class Connection:
         name, port = self._back
         before = self._life
         with suppress(OSError):  # the scheduler is gone; reading will show it
-            self._life = show_life((self._address, port), name, self._session)
+            self._life = show_life((self.uri, port), name, self._session)
         if before is not None:
             # Reset it, because a normal close would mean that this process has ended.
             before.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             before.close()
-
-    @property
-    def uri(self) -> str:
-        return self._address
 
     def tell(self, **message: Any) -> None:
         """Send a message to the scheduler. If it is gone, `messages` ends."""
@@ -112,7 +108,7 @@ class Connection:
             return False
         name, port = self._back
         try:
-            link, received = come_back((self._address, port), name, self._session)
+            link, received = come_back((self.uri, port), name, self._session)
             with self._sending:
                 if self._heartbeat is not None:
                     self._heartbeat.end()
@@ -136,7 +132,7 @@ class Connection:
         except OSError:  # this process closed the socket
             return False
 
-    def _messages(self) -> Iterator[Optional[Dict[str, Any]]]:
+    def _messages(self) -> Iterator[dict[str, Any] | None]:
         rest, silent = b"", 0
         while len(rest) <= LINE_BYTES:
             try:

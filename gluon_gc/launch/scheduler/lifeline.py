@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Sequence
 
 from ... import env
 from ...env import Cluster, ConfigurationError
@@ -47,7 +47,7 @@ class Lifeline:
         connection: Connection,
         name: str,
         cluster: Cluster,
-        store: Optional[Sequence[Any]] = None,
+        store: Sequence[Any] | None = None,
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -56,7 +56,7 @@ class Lifeline:
         self._connection = connection
         self._reported = self.progress.now()
         self._exchanges = 0
-        self._left: List[Tuple[str, int]] = []
+        self._left: list[tuple[str, int]] = []
         self._all_left = threading.Event()
         self._over = threading.Event()
         self._closed = False
@@ -121,7 +121,7 @@ class Lifeline:
         except (ValueError, KeyError):
             self._die("the scheduler is gone")  # its message was incomplete
 
-    def _handle(self, message: Dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "problem" in message:
             self._die(message["problem"], message["code"])
         elif "warning" in message:
@@ -149,7 +149,7 @@ def join(
     cluster: Cluster,
     timeout: float,
     framework: str = "mxnet",
-    store: Optional[Tuple[str, int]] = None,
+    store: tuple[str, int] | None = None,
 ) -> Lifeline:
     """Join the cluster as a worker or a server, and wait until all nodes have joined.
 
@@ -176,7 +176,7 @@ def join(
             time.sleep(_PAUSE)  # this was the scheduler from before the restart
 
 
-def _joined(cluster: Cluster, about: Dict[str, Any], timeout: float, deadline: float) -> Lifeline:
+def _joined(cluster: Cluster, about: dict[str, Any], timeout: float, deadline: float) -> Lifeline:
     address = f"{cluster.root_uri}:{cluster.root_port}"
     hello = {name: getattr(cluster, name) for name in ("role", "rank", "local_size")}
     hello.update(settings=required_settings(), **about)
@@ -208,8 +208,8 @@ def _joined(cluster: Cluster, about: Dict[str, Any], timeout: float, deadline: f
 
 
 def _introduced(
-    cluster: Cluster, hello: Dict[str, Any], address: str, timeout: float, deadline: float
-) -> Tuple[socket.socket, Session]:
+    cluster: Cluster, hello: dict[str, Any], address: str, timeout: float, deadline: float
+) -> tuple[socket.socket, Session]:
     """A connection to the scheduler, after both ends have proved that they share a secret."""
     own = nonce()
     link, text = _reached(cluster, address, timeout, deadline, own)
@@ -240,7 +240,7 @@ def _introduced(
 
 def _reached(
     cluster: Cluster, address: str, timeout: float, deadline: float, own: str
-) -> Tuple[socket.socket, bytes]:
+) -> tuple[socket.socket, bytes]:
     """Wait for the scheduler, connect, and send a nonce. Returns the connection and the answer."""
     while True:
         try:

@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 from collections import deque
-from typing import Any, Deque, Dict, Optional
+from typing import Any
 
 from ... import env
 from ...version import __version__
@@ -37,7 +37,7 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-def plain(message: Dict[str, Any]) -> bytes:
+def plain(message: dict[str, Any]) -> bytes:
     """A message as a line without a seal."""
     return json.dumps(message).encode() + b"\n"
 
@@ -49,15 +49,15 @@ class OtherSecretError(ValueError):
 class Session:
     """One end of a connection. It is given GLUON_GC_SECRET and the nonces of both ends."""
 
-    def __init__(self, secret: Optional[str], node: str, scheduler: str, is_node: bool) -> None:
+    def __init__(self, secret: str | None, node: str, scheduler: str, is_node: bool) -> None:
         nonces = f"{node} {scheduler}".encode()
         self._key = hmac.digest(os.fsencode(secret or ""), nonces, "sha256")
         self._key_of_none = hmac.digest(b"", nonces, "sha256")
         self._ends = ("node", "scheduler") if is_node else ("scheduler", "node")
         self._sent = self._received = 0
-        self._kept: Deque[bytes] = deque(maxlen=_KEPT)
+        self._kept: deque[bytes] = deque(maxlen=_KEPT)
 
-    def seal(self, message: Dict[str, Any]) -> bytes:
+    def seal(self, message: dict[str, Any]) -> bytes:
         """Seal a message. Returns the next line to send."""
         text = json.dumps(message).encode()
         self._sent += 1
@@ -79,7 +79,7 @@ class Session:
         """An HMAC of these words, which only the two ends of this session can compute."""
         return _mac(self._key, "either", 0, " ".join(map(str, words)).encode()).decode()
 
-    def open(self, line: bytes) -> Dict[str, Any]:
+    def open(self, line: bytes) -> dict[str, Any]:
         """Check the next received line, and return its message. ValueError: it is no message.
 
         OtherSecretError has the text "no" if the seal was made without a secret, and else
@@ -96,12 +96,12 @@ class Session:
         return hmac.compare_digest(seal, _mac(key, self._ends[1], self._received, text))
 
 
-def unsealed(line: bytes) -> Dict[str, Any]:
+def unsealed(line: bytes) -> dict[str, Any]:
     """The message of a line, without a check of its seal. Raises ValueError if there is none."""
     return parsed(line[_HEX:])
 
 
-def parsed(text: bytes) -> Dict[str, Any]:
+def parsed(text: bytes) -> dict[str, Any]:
     """The message in a line of JSON. Raises ValueError if it is not a JSON object."""
     try:
         message = json.loads(text)
@@ -116,17 +116,17 @@ def _mac(key: bytes, sender: str, number: int, text: bytes) -> bytes:
     return hmac.new(key, f"{sender} {number} ".encode() + text, hashlib.sha256).hexdigest().encode()
 
 
-def required_settings() -> Dict[str, Any]:
+def required_settings() -> dict[str, Any]:
     """The values that must be the same on all nodes, by name."""
     return {"version of gluon_gc": __version__, **env.shared_settings()}
 
 
-def restarts() -> Optional[int]:
+def restarts() -> int | None:
     """The number of restarts of this node so far; None if bpslaunch does not restart it."""
     return env.get("GLUON_GC_RESTARTS")
 
 
-def check_hello(hello: Dict[str, Any]) -> None:
+def check_hello(hello: dict[str, Any]) -> None:
     """Raise ValueError, KeyError or TypeError unless this is a valid hello of gluon_gc."""
     rank, local_size = hello["rank"], hello["local_size"]
     if hello["role"] not in ("worker", "server") or not isinstance(hello["settings"], dict):

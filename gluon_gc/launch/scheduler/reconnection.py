@@ -15,7 +15,7 @@ import asyncio
 import hmac
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Mapping
 
 from ... import env
 from .protocol import LINE_BYTES, Session, nonce, parsed, plain
@@ -29,7 +29,7 @@ _PAUSE = 0.2  # seconds between attempts to connect
 _LIVES = "lives"  # the purpose of the connection that shows the end of a node
 
 
-def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[socket.socket, int]:
+def come_back(address: tuple[str, int], name: str, session: Session) -> tuple[socket.socket, int]:
     """Reconnect a node. Also returns how many of the node's lines the scheduler has received.
 
     Raises OSError if the scheduler has ended, or cannot be reached within PS_HEARTBEAT_TIMEOUT.
@@ -37,14 +37,14 @@ def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[so
     return _introduced(address, name, session.received, session)
 
 
-def show_life(address: Tuple[str, int], name: str, session: Session) -> socket.socket:
+def show_life(address: tuple[str, int], name: str, session: Session) -> socket.socket:
     """Open the connection that ends with this process. Raises OSError as `come_back` does."""
     return _introduced(address, name, _LIVES, session)[0]
 
 
 def _introduced(
-    address: Tuple[str, int], name: str, purpose: Any, session: Session
-) -> Tuple[socket.socket, int]:
+    address: tuple[str, int], name: str, purpose: Any, session: Session
+) -> tuple[socket.socket, int]:
     deadline = time.monotonic() + env.get("PS_HEARTBEAT_TIMEOUT")
     while True:
         left = deadline - time.monotonic()
@@ -64,7 +64,7 @@ def _introduced(
             time.sleep(_PAUSE)
 
 
-def _line(link: socket.socket) -> Dict[str, Any]:
+def _line(link: socket.socket) -> dict[str, Any]:
     with link.makefile("rb", buffering=0) as lines:
         return parsed(lines.readline(LINE_BYTES))
 
@@ -98,7 +98,7 @@ class ReturnPort:
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         challenge = nonce()
         writer.write(plain({"nonce": challenge}))
-        shown: Dict[str, Any] = parsed(await reader.readline())
+        shown: dict[str, Any] = parsed(await reader.readline())
         name, purpose = shown["name"], shown["what"]
         node = self._nodes[name]
         if not hmac.compare_digest(node.session().proof(challenge, name, purpose), shown["proof"]):

@@ -13,7 +13,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Tuple
 
 from ... import env
 from ...env import Cluster
@@ -63,8 +63,8 @@ class Node:
         self.done = False  # it has ended without an error
         self.comes_back = False  # it can reconnect after the network has reset its connection
         # New connections of the node; None: it has ended, and will not reconnect.
-        self._returns: asyncio.Queue[Optional[_Return]] = asyncio.Queue()
-        self._life: Optional[asyncio.Future] = None
+        self._returns: asyncio.Queue[_Return | None] = asyncio.Queue()
+        self._life: asyncio.Future | None = None
 
     @property
     def is_worker(self) -> bool:
@@ -80,7 +80,7 @@ class Node:
         if not self.writer.is_closing():
             self.writer.write(b"\n")
 
-    async def next(self) -> Dict[str, Any]:
+    async def next(self) -> dict[str, Any]:
         """The next message. Raises EOFError at the end, ValueError if the line is not valid."""
         while True:
             was_reset = False
@@ -142,7 +142,7 @@ class Scheduler:
     def __init__(self, cluster: Cluster, without_mxnet: str) -> None:
         self.cluster = cluster
         self.framework = ""  # of the workers; empty until the first one joins
-        self.nodes: Dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self.all_here = asyncio.Event()
         self.return_port = ReturnPort(self.nodes)
         self._without_mxnet = without_mxnet  # why this process cannot serve MXNet's workers
@@ -150,17 +150,17 @@ class Scheduler:
         self._all_came = asyncio.Event()  # the expected number has come, whether they agree or not
         self._servers = 0
         self._first_worker = ""
-        self._unknown: Dict[asyncio.StreamWriter, None] = {}  # the oldest first
-        self._refused: Dict[str, None] = {}  # messages about nodes that were not admitted
+        self._unknown: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._refused: dict[str, None] = {}  # messages about nodes that were not admitted
         self._waited = 0  # seconds since the last node came
-        self._store: Optional[List[Any]] = None  # the address of PyTorch's store on worker 0
+        self._store: list[Any] | None = None  # the address of PyTorch's store on worker 0
         self._stalls = Stalls(
             lambda name: self.nodes[name].where if name in self.nodes else name,
             env.get("GLUON_GC_STALL_SECONDS"),
             env.get("GLUON_GC_TIMEOUT"),
         )
-        self._left: List[str] = []
-        self._ready: Set[str] = set()
+        self._left: list[str] = []
+        self._ready: set[str] = set()
         self._over = threading.Event()
         self._all_done = threading.Event()
         self._loop = asyncio.get_running_loop()
@@ -185,7 +185,7 @@ class Scheduler:
 
     async def _admitted(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Optional[Node]:
+    ) -> Node | None:
         """The node of a new connection. None or an error means that it must be refused."""
         host = writer.get_extra_info("peername")[0]
         first = await reader.read(1)
@@ -229,7 +229,7 @@ class Scheduler:
             self._refused[message] = None
             logger.warning("scheduler: %s", message)
 
-    def _enter(self, hello: Dict[str, Any], session: Session, *streams: Any) -> Node:
+    def _enter(self, hello: dict[str, Any], session: Session, *streams: Any) -> Node:
         """Add a node. It may complete the cluster, or end it by a setting that differs."""
         rank = hello["rank"]
         if hello["role"] == "server":
@@ -255,7 +255,7 @@ class Scheduler:
             self._answer()
         return node
 
-    def _difference(self, name: str, hello: Dict[str, Any]) -> str:
+    def _difference(self, name: str, hello: dict[str, Any]) -> str:
         for variable, value in required_settings().items():
             other = hello["settings"].get(variable)
             if other != value:
@@ -282,7 +282,7 @@ class Scheduler:
             return f"{name} trains with MXNet, but the scheduler lacks it: {self._without_mxnet}"
         return ""
 
-    def _missing(self) -> List[str]:
+    def _missing(self) -> list[str]:
         """The nodes that have not joined.
 
         Until a worker joins, each machine counts as one worker.
@@ -329,7 +329,7 @@ class Scheduler:
 
     # The cluster at work
 
-    def _present(self) -> List[Node]:
+    def _present(self) -> list[Node]:
         """The nodes that have not ended."""
         return [node for node in self.nodes.values() if not node.done]
 
@@ -342,7 +342,7 @@ class Scheduler:
             if not node.done:
                 self._fail(f"{node.where} is gone")
 
-    def _handle(self, node: Node, message: Dict[str, Any]) -> None:
+    def _handle(self, node: Node, message: dict[str, Any]) -> None:
         if "problem" in message:
             self._fail(message["problem"])
         elif "failed" in message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterator, Sequence
 
 from ... import env
 from ...log import logger
@@ -23,7 +23,7 @@ class Progress:
     def __init__(self) -> None:
         self._sent = self._answered = 0
         self._doing = ""
-        self._watched: Dict[Callable[[], Tuple[int, bool]], int] = {}
+        self._watched: dict[Callable[[], tuple[int, bool]], int] = {}
 
     @contextmanager
     def waiting(self, doing: str = "") -> Iterator[None]:
@@ -37,18 +37,18 @@ class Progress:
         self._answered += 1
         self._doing = ""
 
-    def watch(self, server: int, messages: Callable[[], Tuple[int, bool]]) -> None:
+    def watch(self, server: int, messages: Callable[[], tuple[int, bool]]) -> None:
         """Count messages to a server: their number, and whether the last one is unanswered."""
         self._watched[messages] = server
 
-    def unwatch(self, messages: Callable[[], Tuple[int, bool]]) -> None:
+    def unwatch(self, messages: Callable[[], tuple[int, bool]]) -> None:
         """Forget a function given to `watch`. Its messages are answered, and stay counted."""
         if self._watched.pop(messages, None) is not None:
             number, _ = messages()
             self._sent += number
             self._answered += number
 
-    def now(self) -> Dict[str, Any]:
+    def now(self) -> dict[str, Any]:
         """The numbers of messages and answers, the servers that have not answered, and the call."""
         sent, unanswered = self._sent, self._sent - self._answered
         servers = set()
@@ -88,7 +88,7 @@ class Stalls:
     ) -> None:
         self._where = where
         self._warn_after, self._give_up_after = warn_after, give_up_after
-        self._workers: Dict[str, _Worker] = {}
+        self._workers: dict[str, _Worker] = {}
         self._warnings = 0  # warnings in this stall
 
     def expect(self, workers: Sequence[str]) -> None:
@@ -105,7 +105,7 @@ class Stalls:
         worker.sent, worker.answered, worker.servers = sent, answered, servers
         worker.doing = doing
 
-    def look(self, seconds: float) -> Tuple[str, str]:
+    def look(self, seconds: float) -> tuple[str, str]:
         """Look for a stall: a text to warn with, and a reason to give up. Both may be empty.
 
         `seconds` is the time since the last look, without time in which this process was suspended.
@@ -121,7 +121,7 @@ class Stalls:
         return warning, ""
 
     @property
-    def waiting(self) -> List[str]:
+    def waiting(self) -> list[str]:
         return [name for name, worker in self._workers.items() if worker.waits]
 
     def _awaited_call(self) -> str:

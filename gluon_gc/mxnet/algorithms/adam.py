@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Mapping, Sequence, Tuple
+from typing import Mapping, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Parameter
@@ -23,11 +23,11 @@ class WrappedAdam:
         self._optimizer: Adam = updaters[0].optimizer
         self._indices = {param.name: index for index, param in params.items()}
 
-    def moments(self, name: str) -> Tuple[NDArray, NDArray]:
+    def moments(self, name: str) -> tuple[NDArray, NDArray]:
         index = self._indices[name]
         return self._state(self._updaters[0], index, first_copy(self._params[index]))
 
-    def betas(self, name: str) -> Tuple[float, float]:
+    def betas(self, name: str) -> tuple[float, float]:
         return self._optimizer.beta1, self._optimizer.beta2
 
     def gradient(self, name: str) -> NDArray:
@@ -69,7 +69,7 @@ class WrappedAdam:
                     moment.copyto(copy)
 
     @staticmethod
-    def _state(updater: Updater, index: int, weight: NDArray) -> Tuple[NDArray, NDArray]:
+    def _state(updater: Updater, index: int, weight: NDArray) -> tuple[NDArray, NDArray]:
         """An updater's state of a parameter, on the context of its weight."""
         if index not in updater.states:
             updater.states[index] = updater.optimizer.create_state_multi_precision(index, weight)

@@ -8,13 +8,9 @@ from typing import (
     Any,
     Callable,
     Collection,
-    Dict,
     Iterable,
-    List,
     Mapping,
-    Optional,
     Sequence,
-    Tuple,
 )
 
 import mxnet as mx
@@ -111,14 +107,14 @@ class AlgorithmAveraging(Averaging):
         requested = {i: self._compressions.of(i) for i in self._last_first}
         self._given, self._requested = algorithm, requested
         self._automatic = automatic(algorithm, requested, option_given, mx.nd.waitall)
-        self._proposed: Optional[Decision] = None  # this worker's; rank 0's counts for all
-        self._saved: Optional[Mapping[str, Any]] = None  # the algorithm in the last checkpoint
+        self._proposed: Decision | None = None  # this worker's; rank 0's counts for all
+        self._saved: Mapping[str, Any] | None = None  # the algorithm in the last checkpoint
         self._describe()
         self.run = mailbox.current()
         self._driver = self._new_driver()
-        self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
-        self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of round
-        self._compressed: Dict[str, bool] = {}  # by the kind of round
+        self._averaged: dict[int, Parameter] = {}  # by index: the rounds average these
+        self._shapes: dict[str, Mapping[str, tuple[int, ...]]] = {}  # by the kind of round
+        self._compressed: dict[str, bool] = {}  # by the kind of round
         self._begun = False  # whether the algorithm's state exists
         self._declared = False  # whether the rounds' tensors are declared
 
@@ -207,7 +203,7 @@ class AlgorithmAveraging(Averaging):
         self._declared = False
         self.prepare(optimizer, "step", about)
 
-    def _take(self, decision: Optional[Sequence[Any]]) -> None:
+    def _take(self, decision: Sequence[Any] | None) -> None:
         """Use a decision of "auto" for the algorithm and for tensors that are declared later."""
         if decision is None:
             return
@@ -225,7 +221,7 @@ class AlgorithmAveraging(Averaging):
                 "another trainer"
             )
 
-    def _in_round(self, vectors: Mapping[str, Any]) -> List[int]:
+    def _in_round(self, vectors: Mapping[str, Any]) -> list[int]:
         return [i for i, param in self._averaged.items() if param.name in vectors]
 
     def set_epoch(self, epoch: int) -> None:
@@ -235,7 +231,7 @@ class AlgorithmAveraging(Averaging):
 
     def stats_of_step(
         self, reset: bool = False, window: Window = STATS, steps: int = 0
-    ) -> Dict[str, Any]:
+    ) -> dict[str, Any]:
         if self.run is None:
             return super().stats_of_step(reset, window, steps)
         sizes, kind = {}, "difference"
@@ -247,11 +243,11 @@ class AlgorithmAveraging(Averaging):
             self._driver.transfers, sizes, reset, steps, lambda name: f"{kind} of {name}", window
         )
 
-    def _tensors(self, kind: str) -> List[Tensor]:
+    def _tensors(self, kind: str) -> list[Tensor]:
         shapes = self._shapes[kind]
         return [self._tensor(kind, i, shapes) for i in self._in_round(shapes)]
 
-    def _tensor(self, kind: str, index: int, shapes: Mapping[str, Tuple[int, ...]]) -> Tensor:
+    def _tensor(self, kind: str, index: int, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
         param = self._params[index]
         params = (self._requested if self._automatic is None else self._automatic.params)[index]
         first = first_copy(param)
@@ -326,7 +322,7 @@ class AlgorithmAveraging(Averaging):
                 adam.broadcast_to_contexts()
 
     def _is_skipped(
-        self, params: Sequence[Parameter], scaler: Optional[AgreedLossScaler], about: Facts
+        self, params: Sequence[Parameter], scaler: AgreedLossScaler | None, about: Facts
     ) -> bool:
         """Whether all workers skip this step; waits for the gradients of all workers."""
         if scaler is not None:
@@ -348,7 +344,7 @@ class AlgorithmAveraging(Averaging):
 
     # Checkpoints
 
-    def arrays(self) -> Dict[Key, NDArray]:
+    def arrays(self) -> dict[Key, NDArray]:
         """The algorithm's state and this worker's parameters, by parameter index."""
         numbers = {param.name: i for i, param in self._averaged.items()}
         saved = {
@@ -376,7 +372,7 @@ class AlgorithmAveraging(Averaging):
     def regrouped(self, files: Sequence[Arrays]) -> Arrays:
         states = []
         for arrays in files:
-            state: Dict[str, Dict[int, np.ndarray]] = {}
+            state: dict[str, dict[int, np.ndarray]] = {}
             for key, array in arrays.items():
                 if key.node in (LOCAL, OF_ALL):
                     state.setdefault(key.what, {})[key.tensor] = array
@@ -387,7 +383,7 @@ class AlgorithmAveraging(Averaging):
             for i, array in arrays.items()
         }
 
-    def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
+    def load(self, arrays: Arrays, steps: int, learning_rates: dict[int, float]) -> None:
         self.steps = steps
         first = {i: first_copy(param) for i, param in self._averaged.items()}
         values = {
@@ -403,9 +399,7 @@ class AlgorithmAveraging(Averaging):
         saved = self._saved and in_full(self._saved)
         self._driver.go_on(steps, state, has_changed=saved != fitting.as_read(self.described))
 
-    def expect(
-        self, compressions: Mapping[int, Any], algorithm: Optional[Mapping[str, Any]]
-    ) -> None:
+    def expect(self, compressions: Mapping[int, Any], algorithm: Mapping[str, Any] | None) -> None:
         self._saved = algorithm
         if self._undecided:
             self._proposed = self._automatic.saved_decision(compressions, algorithm)
@@ -413,22 +407,22 @@ class AlgorithmAveraging(Averaging):
 
     # The driver calls these
 
-    def parameters(self) -> Dict[str, NDArray]:
+    def parameters(self) -> dict[str, NDArray]:
         return {param.name: first_copy(param) for param in self._averaged.values()}
 
     def broadcast_to_contexts(self) -> None:
         """Copy the parameters from their first contexts to the others."""
         broadcast_to_contexts(self._averaged.values())
 
-    def gradients(self) -> Dict[str, NDArray]:
+    def gradients(self) -> dict[str, NDArray]:
         """This worker's own gradients, of the parameters with a fresh one."""
         fresh = (param for param in self._averaged.values() if param.list_data()[0]._fresh_grad)
         return {param.name: legacy(param.list_grad()[:1])[0] for param in fresh}
 
-    def declare(self, kind: str, shapes: Mapping[str, Tuple[int, ...]], compressed: bool) -> None:
+    def declare(self, kind: str, shapes: Mapping[str, tuple[int, ...]], compressed: bool) -> None:
         self._shapes[kind], self._compressed[kind] = shapes, compressed
 
-    def start(self, request: Round) -> Callable[[], Dict[str, NDArray]]:
+    def start(self, request: Round) -> Callable[[], dict[str, NDArray]]:
         """Queue the averages of a round's vectors. The result returns them, in new arrays."""
         if not is_declared(request, self._shapes):
             raise undeclared(request, self.steps)
@@ -443,7 +437,7 @@ class AlgorithmAveraging(Averaging):
         before = exchange.channels.nonfinite(names) if delayed else 0
         self._start(Job(gradients, 1.0 / exchange.num_workers))
 
-        def arrived() -> Dict[str, NDArray]:
+        def arrived() -> dict[str, NDArray]:
             if delayed:
                 self.framework.wait(averages.values())
                 if exchange.channels.nonfinite(names) > before:  # MXNet raises an error only once
@@ -465,8 +459,8 @@ class _DriverOfContexts(MailboxDriver):
 
 
 def checked(
-    algorithm: Any, on_nonfinite: str, max_grad_norm: Optional[float], compression_params: Any
-) -> Optional[Algorithm]:
+    algorithm: Any, on_nonfinite: str, max_grad_norm: float | None, compression_params: Any
+) -> Algorithm | None:
     """The trainer's argument `algorithm`, parsed; ValueError if another argument does not fit."""
     parsed = parse(algorithm)
     mailbox.require_algorithm(parsed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
-
 import numpy as np
 from mxnet.ndarray import NDArray
 
@@ -12,11 +10,11 @@ class NoneCompressor:
     """Leaves tensors as they are."""
 
     @staticmethod
-    def compress(tensor: NDArray) -> Tuple[NDArray, Optional[type]]:
+    def compress(tensor: NDArray) -> tuple[NDArray, type | None]:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: NDArray, ctx: Optional[type]) -> NDArray:
+    def decompress(tensor: NDArray, ctx: type | None) -> NDArray:
         return tensor
 
 
@@ -24,13 +22,13 @@ class FP16Compressor:
     """Casts floating-point tensors to float16, and back to their original dtype."""
 
     @staticmethod
-    def compress(tensor: NDArray) -> Tuple[NDArray, Optional[type]]:
+    def compress(tensor: NDArray) -> tuple[NDArray, type | None]:
         if not np.issubdtype(tensor.dtype, np.floating):
             return tensor, None
         return tensor.astype("float16", copy=False), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: NDArray, ctx: Optional[type]) -> NDArray:
+    def decompress(tensor: NDArray, ctx: type | None) -> NDArray:
         return tensor if ctx is None else tensor.astype(ctx, copy=False)
 
 

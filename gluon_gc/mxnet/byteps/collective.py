@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from typing import List, Mapping, Sequence, TypeVar, Union
+from typing import Mapping, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -81,7 +81,7 @@ def allreduce(value: Value, average: bool = True) -> Value:
 
 
 def average_statistics(
-    net: Union[Block, ParameterDict, Mapping[str, Parameter], Sequence[Parameter]],
+    net: Block | ParameterDict | Mapping[str, Parameter] | Sequence[Parameter],
 ) -> None:
     """Average the running statistics of a network over all contexts of all workers.
 
@@ -122,7 +122,7 @@ def average_statistics(
             array[:] = mx.nd.array(values.reshape(array.shape), dtype=array.dtype)
 
 
-def _summands(array: np.ndarray) -> List[np.ndarray]:
+def _summands(array: np.ndarray) -> list[np.ndarray]:
     """The float64 arrays to sum: of a single number always two, whether float or integer."""
     if array.dtype.kind != "f":
         array = array if array.ndim else array.astype(np.int64)
@@ -149,7 +149,7 @@ def _like(value: Value, result: np.ndarray) -> Value:
     return result if isinstance(value, np.ndarray) else result.item()
 
 
-def _parameters(net: object) -> List[Parameter]:
+def _parameters(net: object) -> list[Parameter]:
     if isinstance(net, Block):
         net = net.collect_params()
     if isinstance(net, (Mapping, ParameterDict)):

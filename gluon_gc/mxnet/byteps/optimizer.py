@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Tuple
+from typing import Any
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -62,7 +62,7 @@ class DistributedOptimizer(Optimizer):
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._optimizer, name, value)
 
-    def __reduce__(self) -> Tuple[type, Tuple[Optimizer]]:
+    def __reduce__(self) -> tuple[type, tuple[Optimizer]]:
         """For pickle and copy: the only state is the wrapped optimizer."""
         return type(self), (self._optimizer,)
 

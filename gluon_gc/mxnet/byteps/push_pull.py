@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -25,12 +25,12 @@ class _Declared(NamedTuple):
     """The arguments of `byteps_declare_tensor`, parsed."""
 
     params: CompressionParams = CompressionParams()
-    on_nonfinite: Optional[str] = None
+    on_nonfinite: str | None = None
 
 
 _CALL = "byteps_push_pull"
-_declared: Dict[str, _Declared] = {}
-_used: Dict[str, Tensor] = {}  # by name, as the first exchange described them
+_declared: dict[str, _Declared] = {}
+_used: dict[str, Tensor] = {}  # by name, as the first exchange described them
 _nameless = itertools.count(1)  # numbers the calls without a name
 
 
@@ -46,7 +46,7 @@ runtime.when_shut_down.append(_declared.clear)
 
 
 def byteps_declare_tensor(
-    name: str, on_nonfinite: Optional[str] = None, **compression_params: Any
+    name: str, on_nonfinite: str | None = None, **compression_params: Any
 ) -> None:
     """Declare a tensor that `byteps_push_pull` will exchange.
 
@@ -81,7 +81,7 @@ def byteps_push_pull(
     tensor: NDArray,
     version: int = 0,
     priority: int = 0,
-    name: Optional[str] = None,
+    name: str | None = None,
     is_average: bool = True,
 ) -> None:
     """Replace `tensor` by its sum or average over all workers.
@@ -199,7 +199,7 @@ def _make_zero_unless_finite(tensor: NDArray) -> None:
 
 
 def broadcast_parameters(
-    params: Union[ParameterDict, Mapping[str, Any], Sequence[Any]], root_rank: int = 0
+    params: ParameterDict | Mapping[str, Any] | Sequence[Any], root_rank: int = 0
 ) -> None:
     """Overwrite parameters on all workers with those of one worker, bit for bit.
 
@@ -230,7 +230,7 @@ def broadcast_parameters(
     exchange.broadcast_copies(copies, root_rank)
 
 
-def _copies(called: str, value: Any) -> List[NDArray]:
+def _copies(called: str, value: Any) -> list[NDArray]:
     if isinstance(value, Parameter):
         return value.list_data()
     if isinstance(value, NDArray):

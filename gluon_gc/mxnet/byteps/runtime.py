@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, List, Mapping, Optional, Union
+from typing import Any, Callable, Mapping
 
 from ... import env
 from ...launch.leaving import failure
@@ -20,17 +20,17 @@ from ..state.suspension import Suspended, all_fit
 
 _CONNECTED = {backend.type: backend for backend in (ParameterServer, Horovod, OneMachine)}
 _MXNET_STORES = ("device", "nccl", "dist", "dist_async", "dist_device_sync", "dist_sync_device")
-_default: Optional[Exchange] = None
-_suspended: Optional[Suspended] = None
+_default: Exchange | None = None
+_suspended: Suspended | None = None
 _was_connected = False  # whether `shutdown` has ended a connection
 _goes_on = False  # whether the workers are the same as before `suspend`, with the same ranks
-when_left: List[Callable[[], None]] = []
+when_left: list[Callable[[], None]] = []
 """Functions of other modules, which are called when the process leaves its cluster."""
-when_shut_down: List[Callable[[], None]] = []
+when_shut_down: list[Callable[[], None]] = []
 """Functions of other modules, which `shutdown` calls, but not `suspend`."""
 
 
-def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exchange:
+def create_exchange(kvstore: None | str | CompressingKVStore = None) -> Exchange:
     """The backend with this name; by default that of the environment. A process connects once."""
     if isinstance(kvstore, CompressingKVStore):
         return kvstore.exchange
@@ -88,7 +88,7 @@ def _require_all(exchange: Exchange) -> None:
         )
 
 
-def init(lazy: bool = True, mailbox: Optional[str] = None, **settings: Any) -> None:
+def init(lazy: bool = True, mailbox: str | None = None, **settings: Any) -> None:
     """Join the cluster that the environment describes; without one, be a cluster of one worker.
 
     With a mailbox, the process is a worker of a run without a cluster.
@@ -127,7 +127,7 @@ def init(lazy: bool = True, mailbox: Optional[str] = None, **settings: Any) -> N
         warn_of_misspelt()
 
 
-def _connect_mailbox(url: Optional[str], settings: Mapping[str, Any]) -> None:
+def _connect_mailbox(url: str | None, settings: Mapping[str, Any]) -> None:
     """Become a worker of a run. Refuse a cluster before it is joined, which could take long."""
     url = requested(url, settings)
     if not url:
@@ -193,7 +193,7 @@ def suspend() -> None:
         _disconnect().close()
 
 
-def _disconnect() -> Optional[Exchange]:
+def _disconnect() -> Exchange | None:
     """Make the process one without a cluster. The result, if any, is still to be closed."""
     global _default, _was_connected
     exchange, _default = _default, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterable, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -42,7 +42,7 @@ Offsets = Tuple[Tuple[int, int], ...]
 
 
 def call(
-    name: str, inputs: Sequence[NDArray], out: Optional[NDArray] = None, **attributes: Any
+    name: str, inputs: Sequence[NDArray], out: NDArray | None = None, **attributes: Any
 ) -> Any:
     """Queue the operator gluon_gc_NAME; the C++ file that defines it documents its arguments."""
     names, values = list(attributes), list(attributes.values())
@@ -64,7 +64,7 @@ class MessageAttribute:
 
     def __init__(self, **shared: Any) -> None:
         self._shared = shared
-        self._cache: Dict[Any, str] = {}
+        self._cache: dict[Any, str] = {}
 
     def __call__(
         self,
@@ -73,7 +73,7 @@ class MessageAttribute:
         gradients: int = 0,
         offsets: Offsets = (),
         **values: Any,
-    ) -> Dict[str, str]:
+    ) -> dict[str, str]:
         """The attribute for one call; `layout` rarely changes between calls of this operator."""
         key = operator, gradients, offsets, *layout.values()
         if key not in self._cache:
@@ -90,7 +90,7 @@ def _lines(fields: Mapping[str, Any]) -> str:
     return "".join([f"{name}={value}\n" for name, value in fields.items()])
 
 
-def refusing(names: Sequence[str]) -> Dict[str, str]:
+def refusing(names: Sequence[str]) -> dict[str, str]:
     """The attribute with the tensors' names in errors about NaNs and infinities; "": no error."""
     return {"refused": "\n".join(names)} if any(names) else {}
 
@@ -105,7 +105,7 @@ def new_meter() -> NDArray:
     return mx.nd.array(np.zeros(len(METER) + 3 * KEPT_SPANS), mx.cpu(), "float64")
 
 
-def read_meter(meter: NDArray) -> Dict[str, float]:
+def read_meter(meter: NDArray) -> dict[str, float]:
     """A meter's fields, by the names in METER; waits for all operators that update it."""
     return dict(zip(METER, meter.asnumpy()[: len(METER)].tolist()))
 
@@ -133,7 +133,7 @@ class MessageRows:
     # the offset of a uint32 with the number of bytes from that offset on. A message with such a
     # part takes only the rows that it needs, unless it always is `in_one` row, however short it is:
     # a worker that pulls it then need not ask for the number of rows.
-    parts: Tuple[Tuple[int, Optional[int]], ...]
+    parts: tuple[tuple[int, int | None], ...]
     in_one: bool = False
 
     @property
@@ -153,15 +153,15 @@ class MessageRows:
         """The maximum number of rows of a message."""
         return self._rows.rows
 
-    def framing(self) -> Dict[str, int]:
+    def framing(self) -> dict[str, int]:
         """Attributes for operators that read messages."""
         return dict(row_words=self.row_words, message_rows=self.count)
 
-    def framing_at(self, number: int, count: int) -> Dict[str, int]:
+    def framing_at(self, number: int, count: int) -> dict[str, int]:
         """Attributes for operators that write the message `number` of `count`."""
         return dict(row=number * self.count, rows=count * self.count, **self.framing())
 
-    def listed(self) -> Dict[str, str]:
+    def listed(self) -> dict[str, str]:
         """Attributes with the parts, for messages without a codec."""
         parts = (f"{most}" if at is None else f"{most}@{at}" for most, at in self.parts)
         return dict(parts=";".join(parts))
@@ -172,7 +172,7 @@ def frame(
     rows: MessageRows,
     number: int,
     count: int,
-    out: Optional[RowSparseNDArray] = None,
+    out: RowSparseNDArray | None = None,
 ) -> RowSparseNDArray:
     """Make message `number` of `count` from uint8 parts, in words that look like floats."""
     return call("frame", parts, out, **rows.listed(), **rows.framing_at(number, count))
@@ -189,7 +189,7 @@ def keep_rows(rows: RowSparseNDArray, kept: RowSparseNDArray) -> NDArray:
     return call("keep_rows", (rows, kept))
 
 
-def unframe(framed: Sequence[RowSparseNDArray], rows: MessageRows, count: int = 1) -> List[NDArray]:
+def unframe(framed: Sequence[RowSparseNDArray], rows: MessageRows, count: int = 1) -> list[NDArray]:
     """The parts of the first `count` messages, uint8, each of shape (count, maximum bytes).
 
     `framed` may have the rows in several arrays. The operator fails if a row is missing, or if it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Optional, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 from mxnet.base import _LIB, NDArrayHandle, check_call
@@ -23,7 +23,7 @@ def push(
     read: Sequence[NDArray],
     written: Sequence[NDArray],
     *more: bool,
-    deleter: Optional[ctypes.c_void_p] = None,
+    deleter: ctypes.c_void_p | None = None,
 ) -> None:
     """Queue a C function by MXEnginePushSyncND or MXEnginePushAsyncND; `deleter` runs after it."""
     name = b"gluon_gc_order"

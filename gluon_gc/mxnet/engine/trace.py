@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Optional
 
 import mxnet as mx
 
@@ -36,7 +35,7 @@ class Trace:
         self._file = writable(folder) / "comm.json"
         self._domain = mx.profiler.Domain("gluon_gc")
         self.step = 0
-        self._span: Optional[mx.profiler.Task] = None
+        self._span: mx.profiler.Task | None = None
         self.next_step()
 
     def next_step(self) -> None:

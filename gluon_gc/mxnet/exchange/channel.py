@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from functools import cached_property
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -37,7 +37,7 @@ class Metered:
         memory = (ctypes.c_double * meter.size).from_address(address.value)
         self._now = np.ctypeslib.as_array(memory)  # valid while the meter lives
 
-    def since(self, earlier: Optional[Mapping[str, float]]) -> Dict[str, float]:
+    def since(self, earlier: Mapping[str, float] | None) -> dict[str, float]:
         """The differences of the meter's fields from an earlier result of `since(None)`.
 
         The call waits until all operators have run.
@@ -45,13 +45,13 @@ class Metered:
         so_far, earlier = operators.read_meter(self._meter), earlier or {}
         return {field: so_far[field] - earlier.get(field, 0) for field in so_far}
 
-    def under_way(self) -> Tuple[int, bool]:
+    def under_way(self) -> tuple[int, bool]:
         """The number of messages, and whether the last answer is missing. It does not wait."""
         calls = int(self._now[0])
         _, begin, end = self._now[len(METER) + 3 * (calls % KEPT_SPANS) :][:3]
         return calls, calls > 0 and bool(begin == end)
 
-    def spans(self, steps: float) -> Dict[int, Tuple[float, float]]:
+    def spans(self, steps: float) -> dict[int, tuple[float, float]]:
         """Begin and end of this number of latest steps, if kept, in seconds, by step number."""
         rows = self._meter.asnumpy()[len(METER) :].reshape(KEPT_SPANS, 3)
         spans = sorted(map(tuple, rows[rows[:, 0] > 0].tolist()))
@@ -70,7 +70,7 @@ class Channel(Metered):
         self,
         chunks: Sequence[Chunk],
         tensors: Mapping[str, Tensor],
-        starts: Sequence[Optional[Start]],
+        starts: Sequence[Start | None],
     ) -> None:
         self.chunks = tuple(chunks)
         (first, *_) = chunks
@@ -87,7 +87,7 @@ class Channel(Metered):
         self.hierarchical = hierarchical and not self.in_rows
         self._offsets = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
         self._layout = SideBySide(self.dtype, [piece.size for piece in self.slices])
-        self.coder: Optional[AnyCoder] = None
+        self.coder: AnyCoder | None = None
         if self.params is None:
             self._encoding = PlainCoder(self._layout, self.dtype, self.slices, tensors)
         else:
@@ -98,9 +98,9 @@ class Channel(Metered):
             else:
                 self.coder = MessageCoder(self.params, self.dtype, parts)
             self._encoding = self.coder
-        self.gpu: Optional[mx.Context] = None
+        self.gpu: mx.Context | None = None
         self.undoable = False
-        self._absent: Dict[str, NDArray] = {}
+        self._absent: dict[str, NDArray] = {}
         super().__init__(self._encoding.meter)
 
     @property
@@ -117,7 +117,7 @@ class Channel(Metered):
     def runs_on_gpu(self) -> bool:
         return self._encoding.runs_on_gpu
 
-    def move_to(self, gpu: Optional[mx.Context]) -> None:
+    def move_to(self, gpu: mx.Context | None) -> None:
         """Expect gradients on this GPU from now on (see `runs_on_gpu`), or on the CPU if None."""
         if gpu != self.gpu:
             self._encoding.move_to(gpu)
@@ -126,9 +126,9 @@ class Channel(Metered):
     def encode(
         self,
         job: Job,
-        values: Optional[NDArray] = None,
-        framing: Optional[Mapping[str, Any]] = None,
-        out: Optional[NDArray] = None,
+        values: NDArray | None = None,
+        framing: Mapping[str, Any] | None = None,
+        out: NDArray | None = None,
     ) -> NDArray:
         """The message of a job's gradients, or of `values`, which are already multiplied."""
         scale, factor = job.scale, job.factor
@@ -153,7 +153,7 @@ class Channel(Metered):
         received: Sequence[NDArray],
         gradients: Gradients,
         count: int = 1,
-        framing: Optional[Mapping[str, Any]] = None,
+        framing: Mapping[str, Any] | None = None,
     ) -> None:
         """Decode the received messages, and write the sum to the gradients."""
         if self.gpu is None:
@@ -166,7 +166,7 @@ class Channel(Metered):
             if piece.tensor in gradients:
                 gradients[piece.tensor].broadcast(array, begin, piece)
 
-    def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Offsets]:
+    def _arrays(self, gradients: Gradients, which: str) -> tuple[list[NDArray], Offsets]:
         """The arrays with the slices; for each slice, the index of its array and its offset."""
         arrays = [
             getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
@@ -174,7 +174,7 @@ class Channel(Metered):
         ]
         return arrays, self._offsets
 
-    def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
+    def _on_gpu(self, gradients: Gradients, which: str) -> list[tuple[NDArray, int]]:
         """For each slice: an array on the GPU that holds it, and its offset in that array."""
         return [
             getattr(gradients[piece.tensor], which)(self.gpu, piece)
@@ -191,7 +191,7 @@ class Channel(Metered):
             self._absent[name] = mx.nd.zeros(size, context, dtype=self.dtype)
         return self._absent[name]
 
-    def shares(self) -> List[Tuple[str, float]]:
+    def shares(self) -> list[tuple[str, float]]:
         """For each slice: its tensor, and its share of the message's bytes."""
         if self.coder is not None:
             sizes = [codec.payload_bytes for codec in self.coder.codecs]
@@ -201,7 +201,7 @@ class Channel(Metered):
         return [(piece.tensor, size / total) for piece, size in zip(self.slices, sizes)]
 
 
-def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Offsets]:
+def _together(slices: Sequence[tuple[NDArray, int]]) -> tuple[list[NDArray], Offsets]:
     """Each distinct array once; for each slice: the index of its array, and its offset."""
     arrays = {id(array): array for array, _ in slices}
     numbers = {key: number for number, key in enumerate(arrays)}
@@ -221,10 +221,10 @@ class SideBySide:
         gradients: Sequence[NDArray],
         offsets: Offsets,
         scale: float,
-        out: Optional[NDArray],
-        factor: Optional[NDArray],
-        meter: Optional[NDArray] = None,
-        step: Optional[int] = None,
+        out: NDArray | None,
+        factor: NDArray | None,
+        meter: NDArray | None = None,
+        step: int | None = None,
     ) -> NDArray:
         """The slices times scale and factor, rounded once; `meter` counts the call."""
         meters = () if meter is None else (meter,)
@@ -251,15 +251,15 @@ class PlainCoder:
         self._size = sum(piece.size for piece in slices)
         self._whole = SideBySide(dtype, [self._size])
         self.meter = operators.new_meter()
-        self._gpu: Optional[mx.Context] = None
-        self._pinned: Optional[NDArray] = None
+        self._gpu: mx.Context | None = None
+        self._pinned: NDArray | None = None
 
     @cached_property
     def runs_on_gpu(self) -> bool:
         """Whether `move_to` a GPU is possible. If kernels are missing, the log says why, once."""
         return self._floating and kernels.runs_on_gpu("convert")
 
-    def move_to(self, gpu: Optional[mx.Context]) -> None:
+    def move_to(self, gpu: mx.Context | None) -> None:
         self._gpu = gpu
 
     def compress(
@@ -268,9 +268,9 @@ class PlainCoder:
         offsets: Offsets,
         scale: float,
         ratio: float,
-        framing: Optional[Mapping[str, Any]],
-        out: Optional[NDArray],
-        factor: Optional[NDArray],
+        framing: Mapping[str, Any] | None,
+        out: NDArray | None,
+        factor: NDArray | None,
         step: int,
     ) -> NDArray:
         metered = dict(meter=self.meter, step=step)
@@ -285,7 +285,7 @@ class PlainCoder:
         gradients: Sequence[NDArray],
         offsets: Offsets,
         count: int = 1,
-        framing: Optional[Mapping[str, Any]] = None,
+        framing: Mapping[str, Any] | None = None,
     ) -> None:
         if self._gpu is None:
             self._defuse(messages, gradients, offsets)

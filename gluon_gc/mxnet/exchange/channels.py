@@ -7,12 +7,9 @@ from functools import lru_cache
 from typing import (
     Callable,
     Collection,
-    Dict,
     Hashable,
     Iterable,
     Iterator,
-    List,
-    Optional,
     Sequence,
     Union,
 )
@@ -36,19 +33,19 @@ class Channels:
     """The declared tensors by name, and their channels, in the order of declaration."""
 
     def __init__(self) -> None:
-        self.tensors: Dict[str, Tensor] = {}
-        self._channels: List[AnyChannel] = []
+        self.tensors: dict[str, Tensor] = {}
+        self._channels: list[AnyChannel] = []
 
     def __iter__(self) -> Iterator[AnyChannel]:
         return iter(self._channels)
 
-    def of(self, names: Collection[str]) -> List[AnyChannel]:
+    def of(self, names: Collection[str]) -> list[AnyChannel]:
         return [channel for channel in self if not channel.tensors.isdisjoint(names)]
 
     def add(self, channels: Iterable[AnyChannel]) -> None:
         self._channels += channels
 
-    def hide(self, names: Collection[str]) -> List[AnyChannel]:
+    def hide(self, names: Collection[str]) -> list[AnyChannel]:
         """Remove the channels of these tensors, and return them."""
         hidden = dict.fromkeys(self.of(names))
         self._channels = [channel for channel in self if channel not in hidden]
@@ -89,7 +86,7 @@ def check_fits(arrays: Sequence[NDArray], tensor: Tensor) -> None:
 
 def in_messages(
     chunks: Sequence[Chunk], owners: int = 1, share_messages: bool = True
-) -> List[List[Chunk]]:
+) -> list[list[Chunk]]:
     """Group chunks into messages, which are in the order of their first chunks.
 
     Chunks with the same compression share messages of up to `plan.SMALL_BYTES`. A row-sparse chunk
@@ -103,7 +100,7 @@ def in_messages(
             most, sum(chunk.message_bytes for chunk in chunks) // (_MESSAGES_PER_OWNER * owners)
         )
 
-    def kind(chunk: Chunk) -> Optional[Hashable]:
+    def kind(chunk: Chunk) -> Hashable | None:
         if chunk.params is None or chunk.rows:
             return None
         return chunk.params, chunk.dtype, None if share_messages else chunk.slices[0].tensor
@@ -113,7 +110,7 @@ def in_messages(
 
 def gpus_of(
     channels: Sequence[Channel], gradients: Gradients, able: Callable[[Channel], bool]
-) -> List[Optional[mx.Context]]:
+) -> list[mx.Context | None]:
     """The GPU that compresses each channel's gradients; None: the CPU does.
 
     GPUs compress only if all gradients that they can compress have copies on the same GPUs. Each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -24,7 +24,7 @@ class Part:
     """One chunk of a message."""
 
     size: int
-    start: Optional[Tuple[int, int]] = None  # of its random stream, if the compressor draws
+    start: tuple[int, int] | None = None  # of its random stream, if the compressor draws
     refused: str = ""  # its name in the error about a NaN or an infinity; "": there is no error
 
 
@@ -46,12 +46,12 @@ class MessageCoder:
 
     def __init__(self, params: CompressionParams, dtype: str, parts: Sequence[Part]) -> None:
         self._params, self._dtype, self.parts = params, dtype, tuple(parts)
-        self._epoch: Optional[int] = None
+        self._epoch: int | None = None
         self._streams = [Stream(part.start) for part in parts]
-        self._drawn_alike: Dict[str, str] = {}
+        self._drawn_alike: dict[str, str] = {}
         self.meter = operators.new_meter()
-        self._gpu: Optional[mx.Context] = None
-        self._pinned: Dict[str, NDArray] = {}
+        self._gpu: mx.Context | None = None
+        self._pinned: dict[str, NDArray] = {}
         self._configure()
         self.memory = MessageMemory(self.codecs, dtype)
         self._refused = operators.refusing([part.refused for part in parts])
@@ -77,14 +77,14 @@ class MessageCoder:
         parts = tuple((codec.payload_bytes, codec.length_at) for codec in self.codecs)
         return MessageRows(parts, in_one=self._params.compressor.full)
 
-    def _positions(self) -> Dict[str, str]:
+    def _positions(self) -> dict[str, str]:
         """The positions of the chunks' random streams, which then advance."""
         if not self._params.compressor.traits.draws:
             return {}
         taken = (stream.take(codec.draws) for stream, codec in zip(self._streams, self.codecs))
         return {"positions": operators.listed(word for position in taken for word in position)}
 
-    def move_on(self) -> Dict[str, str]:
+    def move_on(self) -> dict[str, str]:
         """Advance random streams and memory as a step does; return the attribute `positions`."""
         self.memory.swap()
         positions = self._positions()
@@ -101,7 +101,7 @@ class MessageCoder:
         for stream in self._streams:
             stream.take_back()
 
-    def _states(self) -> Tuple[List[NDArray], Dict[str, int]]:
+    def _states(self) -> tuple[list[NDArray], dict[str, int]]:
         """The arrays that an operator writes and reads, and the attributes that count them."""
         arrays, earlier = self.memory.arrays, self.memory.earlier
         return [*arrays, *earlier], dict(states=len(arrays), earlier=int(bool(earlier)))
@@ -116,9 +116,9 @@ class MessageCoder:
         offsets: Offsets,
         scale: float = 1.0,
         ratio: float = 1.0,
-        framing: Optional[Mapping[str, Any]] = None,
-        out: Optional[NDArray] = None,
-        factor: Optional[NDArray] = None,
+        framing: Mapping[str, Any] | None = None,
+        out: NDArray | None = None,
+        factor: NDArray | None = None,
         step: int = 0,
     ) -> NDArray:
         """Make a message of scale * gradients, after momentum and error feedback.
@@ -152,7 +152,7 @@ class MessageCoder:
         messages: NDArray,
         count: int,
         threads: int = 1,
-        framing: Optional[Mapping[str, Any]] = None,
+        framing: Mapping[str, Any] | None = None,
     ) -> NDArray:
         """Sum `count` messages in their order; return the sum's message, after error feedback."""
         self.memory.swap()
@@ -172,7 +172,7 @@ class MessageCoder:
         gradients: Sequence[NDArray],
         offsets: Offsets,
         count: int = 1,
-        framing: Optional[Mapping[str, Any]] = None,
+        framing: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the sum of `count` messages to the gradients; see `compress`."""
         layout = dict(arrays=len(messages), count=count, metered=1, **framing or {})
@@ -210,13 +210,13 @@ class MessageCoder:
         """Whether `move_to` a GPU is possible. If kernels are missing, the log says why, once."""
         return self._params.compressor.runs_on_gpu()
 
-    def move_to(self, gpu: Optional[mx.Context]) -> None:
+    def move_to(self, gpu: mx.Context | None) -> None:
         """Expect gradients on this GPU from now on, or on the CPU if None."""
         self._gpu = gpu
         self.memory.move_to(gpu)
 
     def _packed(
-        self, payloads: NDArray, framing: Mapping[str, Any], out: Optional[NDArray], step: int
+        self, payloads: NDArray, framing: Mapping[str, Any], out: NDArray | None, step: int
     ) -> NDArray:
         host = self._pinned_memory("sent", payloads.size, payloads.dtype)
         payloads.copyto(host)
@@ -235,10 +235,10 @@ class MessageCoder:
             self._pinned[name] = mx.nd.empty(size, mx.cpu_pinned(), dtype)
         return self._pinned[name]
 
-    def layouts(self) -> List[kernels.Layout]:
+    def layouts(self) -> list[kernels.Layout]:
         return [codec.saved_layout() for codec in self.codecs]
 
-    def state(self) -> List[Dict[str, np.ndarray]]:
+    def state(self) -> list[dict[str, np.ndarray]]:
         """For a checkpoint, each chunk's "stream", "residual" and "momentum", if it has them."""
         states = self.memory.saved(self.codecs)
         if self._params.compressor.traits.draws:
@@ -249,11 +249,11 @@ class MessageCoder:
     def keeps_residual(self) -> bool:
         return any(codec.memory for codec in self.codecs)
 
-    def residual_norms(self) -> Callable[[], List[float]]:
+    def residual_norms(self) -> Callable[[], list[float]]:
         """Copy the residuals as they are now. The result waits, and returns each chunk's norm."""
         copies, codecs = [array.copy() for array in self.memory.arrays], self.codecs
 
-        def norms() -> List[float]:
+        def norms() -> list[float]:
             arrays = [copy.asnumpy() for copy in copies]
             states = zip(codecs, self.memory.of_chunks(codecs, arrays))
             residuals = [codec.residual(kept) if codec.memory else None for codec, kept in states]
@@ -279,8 +279,8 @@ class MessageMemory:
         sizes += [list(memory) for memory in zip(*(codec.memory for codec in codecs))]
         self._sizes = [chunk_sizes for chunk_sizes in sizes if any(chunk_sizes)]
         self._dtype = dtype
-        self.arrays: List[NDArray] = [mx.nd.zeros(sum(s), dtype=dtype) for s in self._sizes]
-        self.earlier: List[NDArray] = []
+        self.arrays: list[NDArray] = [mx.nd.zeros(sum(s), dtype=dtype) for s in self._sizes]
+        self.earlier: list[NDArray] = []
 
     @property
     def num_bytes(self) -> int:
@@ -290,17 +290,17 @@ class MessageMemory:
         """Use this memory for the arrays from now on: `num_bytes` zeros, uint8, on the CPU."""
         self.arrays = self._in(memory)
 
-    def _in(self, memory: np.ndarray) -> List[NDArray]:
+    def _in(self, memory: np.ndarray) -> list[NDArray]:
         ends = np.cumsum([array.size for array in self.arrays])[:-1]
         pieces = np.split(memory.view(self._dtype), ends) if self.arrays else []
         return [as_ndarray(piece) for piece in pieces]
 
-    def move_to(self, gpu: Optional[mx.Context]) -> None:
+    def move_to(self, gpu: mx.Context | None) -> None:
         context = gpu or mx.cpu()
         self.arrays = [array.as_in_context(context) for array in self.arrays]
         self.earlier = [array.as_in_context(context) for array in self.earlier]
 
-    def keep_earlier(self, memory: Optional[np.ndarray] = None) -> None:
+    def keep_earlier(self, memory: np.ndarray | None = None) -> None:
         """Keep the state before each step from now on, in this memory if it is given."""
         if memory is None:
             self.earlier = [mx.nd.empty(a.shape, a.context, a.dtype) for a in self.arrays]
@@ -312,7 +312,7 @@ class MessageMemory:
         if self.earlier:
             self.arrays, self.earlier = self.earlier, self.arrays
 
-    def saved(self, codecs: Sequence[kernels.Codec]) -> List[Dict[str, np.ndarray]]:
+    def saved(self, codecs: Sequence[kernels.Codec]) -> list[dict[str, np.ndarray]]:
         """For a checkpoint, each chunk's "residual" and "momentum", if it has them."""
         states = []
         for codec, kept in zip(codecs, self.of_chunks(codecs, self._as_numpy())):
@@ -336,7 +336,7 @@ class MessageMemory:
         for array, values in zip(self.arrays, arrays):
             array[:] = values
 
-    def _as_numpy(self) -> List[np.ndarray]:
+    def _as_numpy(self) -> list[np.ndarray]:
         return [array.asnumpy() for array in self.arrays]
 
     def of_chunks(

@@ -14,10 +14,7 @@ from typing import (
     Iterator,
     List,
     Mapping,
-    Optional,
     Sequence,
-    Set,
-    Tuple,
 )
 
 import mxnet as mx
@@ -64,20 +61,20 @@ class Exchange:
         self.channels = Channels()
         # By NAME, each `Averaging`, whose tensors are named "NAME....", in one order on all
         # workers.
-        self.averagings: Dict[str, weakref.ref] = {}
-        self._aggregators: Dict[Channel, MessageCoder] = {}  # that run in this process
-        self.when_declared: Callable[[Set[str]], None] = lambda names: None  # gets new tensors
+        self.averagings: dict[str, weakref.ref] = {}
+        self._aggregators: dict[Channel, MessageCoder] = {}  # that run in this process
+        self.when_declared: Callable[[set[str]], None] = lambda names: None  # gets new tensors
         self._streams = StreamStarts(self.bytes_of_root)
         self._step = 0  # the number of the last exchange
 
-    def living_averagings(self) -> List[Any]:
+    def living_averagings(self) -> list[Any]:
         """The `Averaging`s of trainers that exist."""
         averagings = (reference() for reference in self.averagings.values())
         return [averaging for averaging in averagings if averaging is not None]
 
     # A backend implements these
 
-    def topology(self) -> Optional[Topology]:
+    def topology(self) -> Topology | None:
         """The machines and servers that the network connects; None: there is no network."""
 
     def _compared(self, message: Message, call: str) -> Message:
@@ -106,7 +103,7 @@ class Exchange:
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
-    ) -> Tuple[RowSparseNDArray, Optional[NDArray]]:
+    ) -> tuple[RowSparseNDArray, NDArray | None]:
         """Sum `channel.sent` over all workers, after `SparseChannel.encode`.
 
         Returns the rows of the sum and, unless every row is in one of them, all workers' row lists,
@@ -127,7 +124,7 @@ class Exchange:
             for coder in self._coders(channel):
                 coder.take_back()
 
-    def _coders(self, channel: Channel) -> List[AnyCoder]:
+    def _coders(self, channel: Channel) -> list[AnyCoder]:
         aggregator = self._aggregators.get(channel)
         return [channel.coder] if aggregator is None else [channel.coder, aggregator]
 
@@ -135,11 +132,11 @@ class Exchange:
         """Free the memory of a channel that is no longer used."""
         self._aggregators.pop(channel, None)
 
-    def sender(self, chunk: Chunk) -> Tuple[int, int]:
+    def sender(self, chunk: Chunk) -> tuple[int, int]:
         """This worker's rank among the workers that exchange a chunk, and how many they are."""
         return self.rank, self.num_workers
 
-    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
+    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> tuple[float, float]:
         """Bytes that this worker pushes and pulls in a step; `done` is the meter's reading."""
         if not done["calls"]:
             return channel.message_bytes, channel.message_bytes
@@ -166,7 +163,7 @@ class Exchange:
     # Values that are not gradients
 
     def broadcast(
-        self, arrays: Sequence[NDArray], root_rank: int, called: Optional[Sequence[str]] = None
+        self, arrays: Sequence[NDArray], root_rank: int, called: Sequence[str] | None = None
     ) -> None:
         """Overwrite arrays, with the names `called` in errors, with those of worker `root_rank`."""
         if not 0 <= root_rank < self.num_workers:
@@ -180,7 +177,7 @@ class Exchange:
         self._broadcast(arrays, root_rank)
 
     def broadcast_copies(
-        self, copies: Sequence[Tuple[str, Sequence[NDArray]]], root_rank: int
+        self, copies: Sequence[tuple[str, Sequence[NDArray]]], root_rank: int
     ) -> None:
         """As `broadcast`, of named arrays that have a copy on each context."""
         if not copies:
@@ -211,7 +208,7 @@ class Exchange:
 
     def total_of_parts(
         self, name: str, parts: Sequence[np.ndarray], call: str, about: Facts = ()
-    ) -> List[np.ndarray]:
+    ) -> list[np.ndarray]:
         """As `total`, of several float64 arrays of one shape in one exchange; waits for it."""
         array = mx.nd.array(np.concatenate([part.reshape(-1) for part in parts]), dtype="float64")
         sums = np.split(self.total(name, array, call, about).asnumpy(), len(parts))
@@ -222,7 +219,7 @@ class Exchange:
     def declare(
         self,
         tensors: Iterable[Tensor],
-        minimum: Optional[int] = None,
+        minimum: int | None = None,
         about: Facts = (),
         share_messages: bool = True,
         call: str = "step",
@@ -257,7 +254,7 @@ class Exchange:
     def declared(self, name: str) -> bool:
         return name in self.channels.tensors
 
-    def withdraw(self, names: Collection[str]) -> List[Tensor]:
+    def withdraw(self, names: Collection[str]) -> list[Tensor]:
         """Remove these tensors, which share no messages with others; waits for all exchanges."""
         mx.nd.waitall()
         for channel in self.channels.hide(names):
@@ -372,7 +369,7 @@ class Exchange:
         number = self.sender(chunk)[0] if node == "worker" else None
         return np.array(self._start(chunk, number), np.uint64)
 
-    def _start(self, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
+    def _start(self, chunk: Chunk, node: int | None) -> stream.State | None:
         """The first state of a chunk's random stream on worker `node`; None: on the aggregator."""
         if chunk.params is None:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Iterable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -13,7 +13,7 @@ from ...compression import CompressionParams
 from ...exchange.plan import Slice
 
 
-def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:
+def legacy(arrays: Iterable[NDArray]) -> list[NDArray]:
     """The same memory as mx.nd arrays, which our operators need, with at least one axis."""
     arrays = [array.as_nd_ndarray() for array in arrays]
     return [array if array.shape else array.reshape((1,)) for array in arrays]
@@ -52,7 +52,7 @@ class Gradient:
         self._stype = stype
         self.contexts = tuple(array.context for array in self._arrays)
         self.from_gpus = all(context.device_type == "gpu" for context in self.contexts)
-        self._on_cpu: Optional[Tuple[NDArray, NDArray]] = None
+        self._on_cpu: tuple[NDArray, NDArray] | None = None
         self._wanted = False  # whether `result` was asked for
         (first, *others), (context, *_) = self._arrays, self.contexts
         in_place = any(target is first for target in self._targets)
@@ -75,7 +75,7 @@ class Gradient:
         self._wanted = True
         return (self._on_cpu or self._make())[1]
 
-    def _make(self) -> Tuple[NDArray, NDArray]:
+    def _make(self) -> tuple[NDArray, NDArray]:
         (first, *_), (context, *_) = self._arrays, self.contexts
         cpu = context if context.device_type == "cpu" else mx.cpu()
         local = [_with_storage(a, self._stype).as_in_context(cpu) for a in self._arrays]
@@ -106,7 +106,7 @@ class Gradient:
         return array
 
     @property
-    def gpus(self) -> Tuple[mx.Context, ...]:
+    def gpus(self) -> tuple[mx.Context, ...]:
         """The GPUs that hold the copies; none if a copy or target is elsewhere, or sparse."""
         if not self.from_gpus:
             return ()
@@ -114,14 +114,14 @@ class Gradient:
         back = all(target.context.device_type == "gpu" for target in self._targets)
         return self.contexts if dense and back else ()
 
-    def sum_on(self, gpu: mx.Context, piece: Slice) -> Tuple[NDArray, int]:
+    def sum_on(self, gpu: mx.Context, piece: Slice) -> tuple[NDArray, int]:
         """An array on a GPU with the sum of a slice, and the slice's offset in it."""
         if self.contexts == (gpu,):
             return self._arrays[0], piece.begin
         first, *others = (_part(array, piece).as_in_context(gpu) for array in self._arrays)
         return sum(others, first), 0
 
-    def room_on(self, gpu: mx.Context, piece: Slice) -> Tuple[NDArray, int]:
+    def room_on(self, gpu: mx.Context, piece: Slice) -> tuple[NDArray, int]:
         """An array on a GPU for the result of a slice, and the slice's offset, for `broadcast`."""
         for target in self._targets:
             if target.context == gpu:
@@ -163,7 +163,7 @@ def sum_over_contexts(arrays: Sequence[NDArray]) -> None:
         copy_first(arrays)
 
 
-def sums_of(gradients: Sequence[Gradient]) -> List[NDArray]:
+def sums_of(gradients: Sequence[Gradient]) -> list[NDArray]:
     """This worker's own sums, for `clip_factor`: on one GPU if all are there, else on the CPU."""
     gpus = {gradient.gpus for gradient in gradients}
     on_one = len(gpus) == 1 and len(next(iter(gpus))) == 1
@@ -182,7 +182,7 @@ class Job:
 
     gradients: Gradients
     scale: float = 1.0  # multiplies this worker's gradients, before momentum and compression
-    factor: Optional[NDArray] = None  # another multiplier, for clipping; float64, shape (1,)
+    factor: NDArray | None = None  # another multiplier, for clipping; float64, shape (1,)
     # For each tensor, previous learning rate / current one, where that is not 1. All tensors of a
     # message have the same ratio.
     ratios: Mapping[str, float] = field(default_factory=dict)

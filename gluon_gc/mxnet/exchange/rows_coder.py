@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -43,7 +43,7 @@ class RowsCoder:
         shape = rows, part.size // rows
         self._params, self._shape = params, shape
         self._stream, self._draws = Stream(part.start), whole.draws
-        self._drawn_alike: Dict[str, str] = {}
+        self._drawn_alike: dict[str, str] = {}
         self._residual = [mx.nd.zeros(shape)] if params.ef else []
         self._keeps_earlier = False
         self._earlier: Callable[[], None] = lambda: None  # undoes the last change of the residual
@@ -86,7 +86,7 @@ class RowsCoder:
         kept = mx.nd.take(residual, rows)
         self._earlier = lambda: residual.__setitem__(rows, kept)
 
-    def _position(self) -> Dict[str, str]:
+    def _position(self) -> dict[str, str]:
         """The position of the random stream, which then advances."""
         if not self._params.compressor.traits.draws:
             return {}
@@ -98,9 +98,9 @@ class RowsCoder:
         offsets: Offsets,
         scale: float = 1.0,
         ratio: float = 1.0,
-        framing: Optional[Mapping[str, Any]] = None,
-        out: Optional[NDArray] = None,
-        factor: Optional[NDArray] = None,
+        framing: Mapping[str, Any] | None = None,
+        out: NDArray | None = None,
+        factor: NDArray | None = None,
         step: int = 0,
     ) -> NDArray:
         """As `MessageCoder.compress`. The ratio also multiplies residuals of absent rows."""
@@ -132,7 +132,7 @@ class RowsCoder:
         gradients: Sequence[NDArray],
         offsets: Offsets,
         count: int = 1,
-        framing: Optional[Mapping[str, Any]] = None,
+        framing: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the sum of `count` messages to the gradient, which gets the rows of all of them."""
         layout = dict(arrays=len(messages), count=count, **framing or {})
@@ -147,7 +147,7 @@ class RowsCoder:
             **self._refused,
         )
 
-    def state(self) -> List[Dict[str, np.ndarray]]:
+    def state(self) -> list[dict[str, np.ndarray]]:
         state = {}
         if self._params.compressor.traits.draws:
             state["stream"] = self._stream.state()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
-
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -51,14 +49,14 @@ class SparseChannel(Metered):
         return operators.call("rows_listed", (gradient.own,))
 
     def deliver(
-        self, rows: RowSparseNDArray, gradient: Gradient, lists: Optional[NDArray] = None
+        self, rows: RowSparseNDArray, gradient: Gradient, lists: NDArray | None = None
     ) -> None:
         """Write to the gradient the rows that are in any of the lists; without lists, all rows."""
         inputs = (rows, self._meter, *(() if lists is None else (lists,)))
         listed = int(lists is not None)
         operators.call("rows_received", inputs, gradient.result, lists=listed, **self._checks)
 
-    def shares(self) -> List[Tuple[str, float]]:
+    def shares(self) -> list[tuple[str, float]]:
         return [(self.tensor, 1.0)]
 
 

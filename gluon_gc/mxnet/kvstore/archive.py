@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Hashable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Hashable, Iterator, List, Mapping, Sequence
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Joiner:
             if self._rooms:
                 break
 
-    def add(self, page: np.ndarray) -> Iterator[Tuple[Hashable, States]]:
+    def add(self, page: np.ndarray) -> Iterator[tuple[Hashable, States]]:
         """Add a page. Yields each state that it completes, with its key."""
         page = page[: self.left]
         self.left -= page.size
@@ -90,7 +90,7 @@ class Joiner:
 # Between workers
 
 
-def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Key, np.ndarray]:
+def parts(arrays: Arrays, pieces: Sequence[Slice]) -> dict[Key, np.ndarray]:
     """The parts of the arrays that lie in these slices, and all random streams of their tensors."""
     found, wanted = {}, by_tensor(pieces)
     for key, array in arrays.items():
@@ -116,13 +116,13 @@ def pack(arrays: Arrays) -> bytes:
     )
 
 
-def unpack(data: bytes) -> Dict[Key, np.ndarray]:
+def unpack(data: bytes) -> dict[Key, np.ndarray]:
     """The arrays in the joined results of several `pack` calls; random streams are concatenated."""
-    arrays: Dict[Key, np.ndarray] = {}
+    arrays: dict[Key, np.ndarray] = {}
     at = 0
     while at < len(data):
         end = data.index(b"\n", at)
-        table: List[Any] = json.loads(data[at:end])
+        table: list[Any] = json.loads(data[at:end])
         at = end + 1
         for *fields, dtype, shape in table:
             key = Key(*fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence, Tuple
+from typing import Sequence
 
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
@@ -30,7 +30,7 @@ class Local(Exchange):
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
-    ) -> Tuple[RowSparseNDArray, None]:
+    ) -> tuple[RowSparseNDArray, None]:
         return channel.sent, None
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Mapping, Sequence, Union
 
 import mxnet as mx
 import numpy as np
@@ -39,7 +39,7 @@ class CompressingKVStore(KVStoreBase):
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self._params = CompressionParams()
-        self._tensors: Dict[str, str] = {}  # by key, the tensor's name in the exchange
+        self._tensors: dict[str, str] = {}  # by key, the tensor's name in the exchange
 
     @property
     def type(self) -> str:
@@ -106,7 +106,7 @@ class CompressingKVStore(KVStoreBase):
         exchange.declare([tensor])
         self._tensors[str(key)] = tensor.name
 
-    def pushpull(self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0) -> None:
+    def pushpull(self, key: Any, value: Any, out: Any | None = None, priority: int = 0) -> None:
         """Sum each value over contexts and workers.
 
         Parameters
@@ -148,7 +148,7 @@ class CompressingKVStore(KVStoreBase):
         raise ValueError(f"Unknown capability: {capability}")
 
 
-def _as_list(value: Any) -> List[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 

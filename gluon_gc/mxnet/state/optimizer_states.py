@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Parameter
@@ -28,7 +28,7 @@ class OptimizerStates:
         """The states and the optimizer, pickled as by gluon.Trainer.save_states."""
         return self._updaters[0].get_states(dump_optimizer=True)
 
-    def load(self, pickled: bytes, numbers: Dict[int, int]) -> None:
+    def load(self, pickled: bytes, numbers: dict[int, int]) -> None:
         """Restore a result of `pickled`, on all contexts.
 
         `numbers` maps a parameter's index in the checkpoint to its index here.
@@ -100,7 +100,7 @@ def copy_progress(optimizer: Optimizer, exchange: Exchange, root_rank: int) -> N
         setattr(optimizer, name, type(value)(number))
 
 
-def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes, Dict[int, int]]:
+def read_stock(fname: str, parameters: int, mu: float | None) -> tuple[bytes, dict[int, int]]:
     """The optimizer's states in a file of gluon.Trainer, and the indices of the parameters.
 
     `parameters` is the number of the trainer's parameters, and `mu` the momentum that compression
@@ -127,9 +127,9 @@ def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes,
     return data, {i: i for i in range(parameters)}
 
 
-def _counts(optimizer: Optimizer) -> Dict[int, int]:
+def _counts(optimizer: Optimizer) -> dict[int, int]:
     """The highest count of each index: a device that is no longer used has a lower one."""
-    highest: Dict[int, int] = {}
+    highest: dict[int, int] = {}
     for of_device in optimizer._all_index_update_counts.values():
         for index, count in of_device.items():
             highest[index] = max(count, highest.get(index, 0))
@@ -145,5 +145,5 @@ def arrays_of(state: Any) -> Iterator[NDArray]:
             yield from arrays_of(part)
 
 
-def _renumbered(values: Dict[int, Any], numbers: Dict[int, int]) -> Dict[int, Any]:
+def _renumbered(values: dict[int, Any], numbers: dict[int, int]) -> dict[int, Any]:
     return {numbers[i]: value for i, value in values.items() if i in numbers}

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Set, Tuple, Union
+from typing import Any, Sequence, Union
 
 import numpy as np
 
@@ -31,10 +31,10 @@ class _Found:
 
     described: str  # its step and number of workers; the same on all workers
     optimizer: bytes  # the optimizer's states, pickled
-    numbers: Dict[int, int]  # from a parameter's index in the file to its index in the trainer
+    numbers: dict[int, int]  # from a parameter's index in the file to its index in the trainer
     arrays: Arrays  # the exchange's by tensor name, those of `Averaging` by parameter index
     steps: int
-    learning_rates: Dict[int, float]  # by parameter index
+    learning_rates: dict[int, float]  # by parameter index
 
 
 def save(averaging: Averaging, optimizer: OptimizerStates, fname: str) -> None:
@@ -63,7 +63,7 @@ def announce(averaging: Averaging, fname: Files) -> None:
 
     If the file cannot be read, that is nothing: `load` then reports the error.
     """
-    header: Dict[str, Any] = {}
+    header: dict[str, Any] = {}
     with contextlib.suppress(LookupError, OSError, TypeError, ValueError):
         header = state.header(str(fname[0] if _is_several(fname) else fname))
     saved = fitting.saved_compressions(header, averaging.named_parameters())
@@ -89,13 +89,13 @@ def load(
     averaging.load(own, found.steps, found.learning_rates)
 
 
-def _described(averaging: Averaging) -> Dict[str, Any]:
+def _described(averaging: Averaging) -> dict[str, Any]:
     """Facts that must be the same in a file and in the trainer that loads it.
 
     Only the names and positions of parameters, `senders` and `learning_rate` may differ.
     """
     exchange, senders = averaging.exchange, tensor_states.senders(averaging.exchange)
-    parameters: List[Dict[str, Any]] = [
+    parameters: list[dict[str, Any]] = [
         {**named, "compression": None, "senders": 0} for named in averaging.named_parameters()
     ]
     for (i, _), tensor in averaging.tensors.items():
@@ -165,7 +165,7 @@ def _is_several(fname: Files) -> bool:
     return not isinstance(fname, (str, os.PathLike))
 
 
-def _numbers(name: str, states: States, here: Dict[str, Any], strict: bool) -> Dict[int, int]:
+def _numbers(name: str, states: States, here: dict[str, Any], strict: bool) -> dict[int, int]:
     """Check a file's header. Map the numbers of its parameters to those in the trainer."""
     header = states.header
     saved = header.get("algorithm")
@@ -176,7 +176,7 @@ def _numbers(name: str, states: States, here: Dict[str, Any], strict: bool) -> D
     return numbers
 
 
-def _renamed(averaging: Averaging, arrays: Arrays, numbers: Dict[int, int]) -> Arrays:
+def _renamed(averaging: Averaging, arrays: Arrays, numbers: dict[int, int]) -> Arrays:
     """The arrays of a file with the keys of `_Found`, without arrays that are not needed here."""
     renamed = {}
     tensors = {(i, undivided(kind)): tensor for (i, kind), tensor in averaging.tensors.items()}
@@ -192,7 +192,7 @@ def _renamed(averaging: Averaging, arrays: Arrays, numbers: Dict[int, int]) -> A
 
 
 def _check_arrays(
-    averaging: Averaging, name: str, node: str, arrays: Arrays, loaded: Set[str], strict: bool
+    averaging: Averaging, name: str, node: str, arrays: Arrays, loaded: set[str], strict: bool
 ) -> None:
     """Raise ValueError unless a file has the states that a node keeps of these tensors."""
     there = {key: array for key, array in arrays.items() if key.node == node}
@@ -201,15 +201,15 @@ def _check_arrays(
     fitting.check_arrays(name, there, here, _called(averaging), strict, _REMEDY)
 
 
-def _called(averaging: Averaging) -> Dict[str, str]:
+def _called(averaging: Averaging) -> dict[str, str]:
     """The name of each parameter, by the name of its tensor in the store."""
     named = averaging.named_parameters()
     return {tensor.name: named[i]["name"] for (i, _), tensor in averaging.tensors.items()}
 
 
-def _shares(averaging: Averaging, before: Dict[int, Any], arrays: Arrays) -> Dict[str, Share]:
+def _shares(averaging: Averaging, before: dict[int, Any], arrays: Arrays) -> dict[str, Share]:
     """For each tensor with worker's arrays in a file, this worker's share of all files' arrays."""
-    senders: Dict[str, Tuple[int, int]] = tensor_states.senders(averaging.exchange)
+    senders: dict[str, tuple[int, int]] = tensor_states.senders(averaging.exchange)
     in_file = {key.tensor for key in arrays if key.node == "worker"}
     shares = {}
     for (i, _), tensor in averaging.tensors.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Collection, Dict, Optional
+from typing import Collection
 
 import mxnet as mx
 import numpy as np
@@ -24,7 +24,7 @@ class Suspended:
     """
 
     def __init__(
-        self, exchange: Exchange, previous: Optional[Suspended] = None, goes_on: bool = False
+        self, exchange: Exchange, previous: Suspended | None = None, goes_on: bool = False
     ) -> None:
         self._rank, self._workers = exchange.rank, exchange.num_workers
         senders = tensor_states.senders(exchange)
@@ -37,7 +37,7 @@ class Suspended:
         }  # the workers of a machine may have the same residual, which counts once
         if self._workers > 1:
             self._sum_up(exchange)
-        self._owners: Dict[str, int] = dict.fromkeys(senders, self._workers)  # with such a state
+        self._owners: dict[str, int] = dict.fromkeys(senders, self._workers)  # with such a state
         if previous is not None:
             self._keep(exchange, previous, goes_on)
 
@@ -106,7 +106,7 @@ class Suspended:
         return min(self._owners[tensor], exchange.num_workers)
 
 
-def all_fit(exchange: Exchange, suspended: Optional[Suspended]) -> bool:
+def all_fit(exchange: Exchange, suspended: Suspended | None) -> bool:
     """Whether every worker has its old rank again, in a cluster of the same size; collective."""
     fits = suspended is not None and suspended.fits(exchange)
     return exchange.agrees("init", [("", {"goes on as it was": fits})]) and fits

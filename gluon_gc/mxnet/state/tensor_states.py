@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Collection, Dict, Iterator, List, Tuple
+from typing import Collection, Iterator
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ..exchange.channel import Channel
 from ..exchange.exchange import Exchange, States
 
 
-def state(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[Key, np.ndarray]]:
+def state(exchange: Exchange, names: Collection[str]) -> Iterator[tuple[Key, np.ndarray]]:
     """This worker's state of these tensors, in the order of `layout`; waits for all exchanges.
 
     It is a generator, which makes each array when it is asked for.
@@ -44,7 +44,7 @@ def layout(exchange: Exchange, names: Collection[str]) -> Layout:
     return whole
 
 
-def _layout(node: str, channels: List[Channel], names: Collection[str]) -> Layout:
+def _layout(node: str, channels: list[Channel], names: Collection[str]) -> Layout:
     pieces = (
         (node, piece, _chunk_layout(channel, node, piece.size))
         for channel in channels
@@ -59,7 +59,7 @@ def _chunk_layout(channel: Channel, node: str, size: int) -> kernels.Layout:
     return params.state_layout(size, channel.dtype)
 
 
-def _runs(channels: List[Channel]) -> Dict[Slice, int]:
+def _runs(channels: list[Channel]) -> dict[Slice, int]:
     return chunks.runs_of(piece for channel in channels for piece in channel.slices)
 
 
@@ -84,7 +84,7 @@ def load_workers(exchange: Exchange, names: Collection[str], arrays: Arrays) -> 
         channel.coder.load_state(_cut(exchange, channel, "worker", saved))
 
 
-def senders(exchange: Exchange) -> Dict[str, Tuple[int, int]]:
+def senders(exchange: Exchange) -> dict[str, tuple[int, int]]:
     """For each compressed tensor, the number of this worker's residual, and their count."""
     compressed = (channel for channel in exchange.channels if channel.coder is not None)
     return {
@@ -95,11 +95,11 @@ def senders(exchange: Exchange) -> Dict[str, Tuple[int, int]]:
     }
 
 
-def _compressed(exchange: Exchange, names: Collection[str]) -> List[Channel]:
+def _compressed(exchange: Exchange, names: Collection[str]) -> list[Channel]:
     return [channel for channel in exchange.channels.of(names) if channel.coder is not None]
 
 
-def _kept(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[str, List[Channel]]]:
+def _kept(exchange: Exchange, names: Collection[str]) -> Iterator[tuple[str, list[Channel]]]:
     """For each node whose states this worker saves, its channels."""
     channels = _compressed(exchange, names)
     yield "worker", channels

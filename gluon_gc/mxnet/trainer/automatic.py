@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
@@ -24,8 +24,8 @@ def settled(
     exchange: Exchange,
     tensors: Sequence[Tensor],
     gradients: Sequence[NDArray],
-    choices: Dict[int, str],
-) -> List[Tensor]:
+    choices: dict[int, str],
+) -> list[Tensor]:
     """Replace "auto" in these tensors by rank 0's choices; workers measure for new ones.
 
     `choices` has the names of candidates by parameter index. New ones are added.
@@ -71,7 +71,7 @@ def of_root(exchange: Exchange, value: Any) -> Any:
     return json.loads(exchange.bytes_of_root(data[:size].ljust(size)))
 
 
-def _ready(gradients: Iterable[NDArray]) -> List[float]:
+def _ready(gradients: Iterable[NDArray]) -> list[float]:
     """For each gradient, half the seconds until it is ready, because the first backward is slow."""
     times = []
     for gradient in gradients:
@@ -102,7 +102,7 @@ class Workers(probe.Workers):
     def join(self, about: str) -> None:
         self._exchange.agree("step", [("", {"probe": about})])
 
-    def slowest(self, seconds: Sequence[float]) -> List[float]:
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
         exchange, name = self._exchange, f"{self._name}.{len(seconds)}"
         shape = exchange.num_workers, len(seconds)
         table = np.zeros(shape)

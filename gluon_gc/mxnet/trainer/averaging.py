@@ -11,14 +11,8 @@ from typing import (
     Callable,
     ClassVar,
     Collection,
-    Dict,
-    List,
     Mapping,
-    Optional,
     Sequence,
-    Set,
-    Tuple,
-    Union,
 )
 
 import numpy as np
@@ -51,19 +45,19 @@ class StepArguments:
     """The arguments of a step, with gradients times `scale` / `batch_size`."""
 
     optimizer: Optimizer
-    batch_size: Optional[float]  # None: the gradients are not divided yet
+    batch_size: float | None  # None: the gradients are not divided yet
     scale: float
     ignore_stale_grad: bool
-    scaler: Optional[AgreedLossScaler]  # AMP's. If it finds an overflow, the step is left out
+    scaler: AgreedLossScaler | None  # AMP's. If it finds an overflow, the step is left out
 
 
 class Averaging(ABC):
     """Averages gradients or other vectors of a trainer; all workers call each method together."""
 
     noun: ClassVar[str]  # the log's word for the averaged vectors: "gradient" or "vector"
-    described: Optional[Dict[str, Any]] = None  # the algorithm's name and options, if there is one
-    run: Optional[Run] = None  # that the process is a worker of, if it has a mailbox
-    mu: Optional[float] = None  # the momentum that is applied outside the optimizer
+    described: dict[str, Any] | None = None  # the algorithm's name and options, if there is one
+    run: Run | None = None  # that the process is a worker of, if it has a mailbox
+    mu: float | None = None  # the momentum that is applied outside the optimizer
 
     def __init__(
         self,
@@ -80,11 +74,11 @@ class Averaging(ABC):
         self._compressions, self._on_nonfinite = compressions, on_nonfinite
         self.steps = 0
         # The declared tensors, by parameter index and kind of vector. The kind of a gradient is "".
-        self.tensors: Dict[Tuple[int, str], Tensor] = {}
+        self.tensors: dict[tuple[int, str], Tensor] = {}
         self.learning_rates = LearningRates()  # by parameter index, without lr_mult
         self._when_prepared = when_prepared  # called after new tensors are declared
-        self._epoch: Optional[int] = None
-        self.reporter: Optional[TrainerReporter] = None  # of `bps.report`
+        self._epoch: int | None = None
+        self.reporter: TrainerReporter | None = None  # of `bps.report`
         self._use(exchange)
 
     # A subclass implements these
@@ -117,14 +111,14 @@ class Averaging(ABC):
         return
 
     @abstractmethod
-    def arrays(self) -> Mapping[Key, Union[np.ndarray, NDArray]]:
+    def arrays(self) -> Mapping[Key, np.ndarray | NDArray]:
         """The arrays that a checkpoint needs besides the arrays of the exchange.
 
         RuntimeError if the last exchange may still be taken back.
         """
 
     @abstractmethod
-    def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
+    def load(self, arrays: Arrays, steps: int, learning_rates: dict[int, float]) -> None:
         """Restore the state of a checkpoint, whose arrays are already checked."""
 
     def check(self, file: str, arrays: Arrays, strict: bool) -> None:
@@ -136,9 +130,7 @@ class Averaging(ABC):
         return {}
 
     @abstractmethod
-    def expect(
-        self, compressions: Mapping[int, Any], algorithm: Optional[Mapping[str, Any]]
-    ) -> None:
+    def expect(self, compressions: Mapping[int, Any], algorithm: Mapping[str, Any] | None) -> None:
         """Learn what a checkpoint has, before `prepare` and `load`. It is not checked yet.
 
         "auto" takes over the choices in the compressions, which are given by parameter index. So
@@ -158,7 +150,7 @@ class Averaging(ABC):
 
     def stats_of_step(
         self, reset: bool = False, window: Window = STATS, steps: int = 0
-    ) -> Dict[str, Any]:
+    ) -> dict[str, Any]:
         """See `DistributedTrainer.compression_stats`, and `reports.stats_of_step`."""
         tensors = {self.called(*key): tensor for key, tensor in self.tensors.items()}
         return reports.stats_of_step(self.exchange, tensors, reset, window, steps)
@@ -180,12 +172,12 @@ class Averaging(ABC):
         if finish is not None:
             finish()
 
-    def names(self, indices: Optional[Collection[int]] = None) -> Set[str]:
+    def names(self, indices: Collection[int] | None = None) -> set[str]:
         """The names of the tensors of these parameters; None: of all parameters."""
         selected = None if indices is None else set(indices)
         return {t.name for (i, _), t in self.tensors.items() if selected is None or i in selected}
 
-    def named_parameters(self) -> List[Dict[str, Any]]:
+    def named_parameters(self) -> list[dict[str, Any]]:
         """Each parameter's name, position in the network, shape and dtype, for a checkpoint."""
         positions = {i: position for position, i in enumerate(reversed(self._last_first))}
         return [
@@ -198,7 +190,7 @@ class Averaging(ABC):
             for i, param in enumerate(self._params)
         ]
 
-    def with_gradients(self) -> List[int]:
+    def with_gradients(self) -> list[int]:
         """The indices of the parameters that have gradients, in the order of backward."""
         return [i for i in self._last_first if self._params[i].grad_req != "null"]
 
@@ -209,7 +201,7 @@ class Averaging(ABC):
 
     def _facts(
         self, optimizer: Optimizer, indices: Sequence[int], new: Sequence[int]
-    ) -> List[Tuple[str, Any]]:
+    ) -> list[tuple[str, Any]]:
         return [
             *optimizer_facts.of_optimizer(optimizer, indices),
             *optimizer_facts.of_parameters(optimizer, {i: self._params[i] for i in new}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -72,7 +72,7 @@ class WeightCheck:
     def __init__(self, exchange: Exchange, name: str) -> None:
         self._exchange, self._name = exchange, name
         self._updates = 0
-        self._pending: Optional[Tuple[NDArray, Sequence[Sample], Sequence[str], str]] = None
+        self._pending: tuple[NDArray, Sequence[Sample], Sequence[str], str] | None = None
 
     def before_update(self, params: Sequence[Parameter], step: int) -> None:
         """Count an update with averages. If a check is due, queue it, and read the last one.

@@ -8,7 +8,7 @@ uninitialized memory, so it counts as zeros.
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, List, Sequence, Tuple
+from typing import Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -22,7 +22,7 @@ from ..exchange.gradient import legacy
 
 def _stale(
     params: Iterable[Parameter], averaged: Sequence[NDArray] = ()
-) -> Iterator[Tuple[Parameter, mx.Context]]:
+) -> Iterator[tuple[Parameter, mx.Context]]:
     """Parameters with a stale gradient, and its contexts. Arrays in `averaged` count as fresh."""
     fresh = set(map(id, averaged))
     for param in params:
@@ -49,7 +49,7 @@ def require_fresh(params: Iterable[Parameter], averaged: Sequence[NDArray] = ())
 
 def fresh_anywhere(
     exchange: Exchange, name: str, params: Sequence[Parameter], about: Facts
-) -> List[bool]:
+) -> list[bool]:
     """For each parameter, whether its gradient is fresh on any context of any worker.
 
     If so, its stale copies become zeros and fresh, so each worker and context updates it. All
@@ -78,7 +78,7 @@ def renew(param: Parameter) -> None:
             data._fresh_grad = True
 
 
-def use_up(params: Iterable[Parameter]) -> List[NDArray]:
+def use_up(params: Iterable[Parameter]) -> list[NDArray]:
     """Mark all gradients stale. Return the arrays of the parameters that were marked fresh."""
     arrays = [data for p in params if p.grad_req != "null" for data in p.list_data()]
     fresh = [data for data in arrays if data._fresh_grad]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import Any, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -24,7 +24,7 @@ from . import freshness
 from .automatic import of_root, settled
 from .averaging import Averaging, StepArguments, Update
 from .momentum import Momentum, require_outside
-from .optimizer_facts import next_rate
+from .optimizer_facts import ask_ahead
 from .parameters import gradient_of, tensor_of
 
 
@@ -33,12 +33,12 @@ class _Averages:
     """The averages of a trainer's last exchange, until they are applied or taken back."""
 
     indices: Sequence[int] = ()  # of the parameters whose gradients were exchanged
-    batch_size: Optional[float] = None  # by which the gradients were divided before the exchange
+    batch_size: float | None = None  # by which the gradients were divided before the exchange
     # The arrays of the parameters whose gradients were fresh. They are stale since the exchange, so
     # that no later exchange takes an average for a fresh gradient.
     fresh: Sequence[NDArray] = ()
     stale: str = ""  # the first parameter whose stale gradient was averaged like a fresh one
-    names: Optional[Set[str]] = None  # the tensors, if the exchange can be taken back
+    names: set[str] | None = None  # the tensors, if the exchange can be taken back
     excluded: bool = False  # whether it is taken back in any case, because of `not_applied`
     tried: bool = False  # whether an update has begun to apply them; if it raises, no other may
     skipped: bool = False  # whether all workers leave out this step: nothing to apply or take back
@@ -66,25 +66,25 @@ class GradientAveraging(Averaging):
     noun = "gradient"
 
     def __init__(
-        self, momentum: Optional[Momentum], max_grad_norm: Optional[float], **common: Any
+        self, momentum: Momentum | None, max_grad_norm: float | None, **common: Any
     ) -> None:
         super().__init__(**common)
         self._momentum, self._max_grad_norm = momentum, max_grad_norm
         self.mu = None if momentum is None else momentum.mu
-        self._choices: Dict[int, str] = {}  # of "auto", by index: the candidates' names
-        self._reused: Dict[str, Gradient] = {}
-        self._momentum_after: Set[int] = set()  # indices whose compressor applies none
-        self._stateful: Set[int] = set()  # indices to declare even if they are frozen
+        self._choices: dict[int, str] = {}  # of "auto", by index: the candidates' names
+        self._reused: dict[str, Gradient] = {}
+        self._momentum_after: set[int] = set()  # indices whose compressor applies none
+        self._stateful: set[int] = set()  # indices to declare even if they are frozen
         self._nonfinite = 0  # the number of averages so far that were not finite
         self._undoable = False  # whether later exchanges can be taken back
         self._keeps_earlier = False  # whether all channels keep the state before an exchange
         if self._on_nonfinite == "skip":
             self._make_undoable()
-        self._averages: Optional[_Averages] = None  # that are neither applied nor taken back
+        self._averages: _Averages | None = None  # that are neither applied nor taken back
         self._not_applied = False  # whether averages are taken back in any case
         self._ever_applied = False
         self._warned_of_unapplied = False
-        self._divisor: Optional[float] = None  # of the last averages, after compression
+        self._divisor: float | None = None  # of the last averages, after compression
         self._warned_of_batch_size = False
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
@@ -338,7 +338,7 @@ class GradientAveraging(Averaging):
         self._averages = None
         self.steps -= 1
 
-    def _to_exchange(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
+    def _to_exchange(self, ignore_stale_grad: bool, about: Facts) -> list[int]:
         """The parameters whose gradients this step exchanges, in the order of backward."""
         indices = self.with_gradients()
         if not ignore_stale_grad:
@@ -347,9 +347,9 @@ class GradientAveraging(Averaging):
         fresh = freshness.fresh_anywhere(self.exchange, flags, self._params, about)
         return [i for i in indices if fresh[i]]
 
-    def _ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> Dict[str, float]:
+    def _ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> dict[str, float]:
         """For each tensor, previous learning rate / current one, where that is not 1."""
-        rate = next_rate(optimizer, indices)
+        rate, _ = ask_ahead(optimizer, indices)
         ratios = self.learning_rates.advance(dict.fromkeys(indices, rate))
         return {self.tensors[i, ""].name: ratio for i, ratio in ratios.items()}
 
@@ -389,7 +389,7 @@ class GradientAveraging(Averaging):
                 name,
             )
 
-    def _with_state(self, indices: Sequence[int]) -> Optional[str]:
+    def _with_state(self, indices: Sequence[int]) -> str | None:
         """The name of the first of these parameters with a residual or momentum, if any."""
         for i in indices:
             tensor = self.tensors[i, ""]
@@ -416,7 +416,7 @@ class GradientAveraging(Averaging):
             for (index, *context), array in self._momentum.state().items()
         }
 
-    def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
+    def load(self, arrays: Arrays, steps: int, learning_rates: dict[int, float]) -> None:
         self._averages = None
         self.steps, self.learning_rates.last = steps, learning_rates
         if self._momentum is not None:
@@ -428,9 +428,7 @@ class GradientAveraging(Averaging):
                 self._params,
             )
 
-    def expect(
-        self, compressions: Mapping[int, Any], algorithm: Optional[Mapping[str, Any]]
-    ) -> None:
+    def expect(self, compressions: Mapping[int, Any], algorithm: Mapping[str, Any] | None) -> None:
         requested = {i: self._compressions.of(i) for i in self._last_first}
         self._choices = {**saved_choices(requested, compressions), **self._choices}
         stateful = [i for i, compression in compressions.items() if compression is not None]
@@ -450,7 +448,7 @@ def _separate(exchange: Exchange, names: Collection[str], ratios: Mapping[str, f
     be lost. Tensors of a message must also have one ratio. Residuals, momentum and random streams
     move with the tensors. All workers make the same call, which returns whether any was moved.
     """
-    split: Set[str] = set()
+    split: set[str] = set()
     for channel in exchange.channels.of(names):
         if channel.params is not None and channel.params.keeps_state:
             different = len({ratios.get(name, 1.0) for name in channel.tensors}) > 1
@@ -465,7 +463,7 @@ def _separate(exchange: Exchange, names: Collection[str], ratios: Mapping[str, f
     return True
 
 
-def _with_all_that_share(exchange: Exchange, names: Set[str]) -> Set[str]:
+def _with_all_that_share(exchange: Exchange, names: set[str]) -> set[str]:
     """These tensors, and all tensors that share messages with them, directly or indirectly."""
     while True:
         sharing = {name for channel in exchange.channels.of(names) for name in channel.tensors}

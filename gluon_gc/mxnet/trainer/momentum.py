@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -16,7 +16,7 @@ from ...exchange.plan import working_dtype
 from ..exchange.gradient import legacy
 
 
-def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
+def momentum_of(optimizer: Optimizer) -> tuple[float | None, bool]:
     """An optimizer's momentum, or None without, and whether it is Nesterov momentum."""
     mu = getattr(optimizer, "momentum", None)
     return float(mu) if mu else None, isinstance(optimizer, NAG)
@@ -55,9 +55,9 @@ class Momentum:
 
     def __init__(self, mu: float, nesterov: Callable[[int], bool]) -> None:
         self.mu, self._nesterov = mu, nesterov
-        self._state: Dict[Tuple[int, ...], NDArray] = {}
+        self._state: dict[tuple[int, ...], NDArray] = {}
         self._keeps_earlier = False
-        self._earlier: Dict[Tuple[int, ...], NDArray] = {}  # before the last exchange
+        self._earlier: dict[tuple[int, ...], NDArray] = {}  # before the last exchange
 
     def keep_earlier(self) -> None:
         self._keeps_earlier = True
@@ -83,7 +83,7 @@ class Momentum:
         for other in others:
             first.copyto(other)
 
-    def _to_change(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
+    def _to_change(self, key: tuple[int, ...], like: NDArray) -> NDArray:
         """The state with this key, on the context of `like`; zeros at first.
 
         The caller changes it in place: it is a copy if the change may be taken back.
@@ -129,12 +129,12 @@ class Momentum:
         self._state.clear()
         self._earlier.clear()
 
-    def state(self) -> Dict[Tuple[int, ...], np.ndarray]:
+    def state(self) -> dict[tuple[int, ...], np.ndarray]:
         """For a checkpoint."""
         return {key: array.asnumpy() for key, array in self._state.items()}
 
     def load_state(
-        self, state: Mapping[Tuple[int, ...], np.ndarray], params: Sequence[Parameter]
+        self, state: Mapping[tuple[int, ...], np.ndarray], params: Sequence[Parameter]
     ) -> None:
         """Restore a result of `state`. Each context gets the w of the first: they are equal."""
         self.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Dict, Sequence, Set, Tuple
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -41,7 +41,7 @@ def of_optimizer(optimizer: Optimizer, indices: Sequence[int] = ()) -> Facts:
     return [("the optimizer", values), *scheduler_facts]
 
 
-def of_parameters(optimizer: Optimizer, params: Dict[int, Parameter]) -> Facts:
+def of_parameters(optimizer: Optimizer, params: dict[int, Parameter]) -> Facts:
     """Each parameter's shape, and its multipliers of learning rate and weight decay, by index."""
     return [
         (
@@ -56,7 +56,7 @@ def of_parameters(optimizer: Optimizer, params: Dict[int, Parameter]) -> Facts:
     ]
 
 
-def progress_of(optimizer: Optimizer) -> Dict[str, float]:
+def progress_of(optimizer: Optimizer) -> dict[str, float]:
     """The plain numbers that updates change, by attribute, such as num_update."""
     arguments = {_ATTRIBUTES.get(name, name) for name in _argument_names(optimizer)}
     return {
@@ -73,7 +73,7 @@ def _multiplier(optimizer: Optimizer, index: int, which: str) -> Any:
     return getattr(optimizer, which).get(index, 1.0)
 
 
-def _kept(instance: Any) -> Dict[str, Any]:
+def _kept(instance: Any) -> dict[str, Any]:
     """The constructor arguments that an object keeps, if they are plain values."""
     names = sorted(_argument_names(instance) - _NOT_COMPARED)
     attributes = {name: _ATTRIBUTES.get(name, name) for name in names}
@@ -83,8 +83,8 @@ def _kept(instance: Any) -> Dict[str, Any]:
     return {name: value for name, value in arguments.items() if _is_plain(value)}
 
 
-def _argument_names(instance: Any) -> Set[str]:
-    names: Set[str] = set()
+def _argument_names(instance: Any) -> set[str]:
+    names: set[str] = set()
     for kind in type(instance).__mro__[:-1]:
         if inspect.isfunction(vars(kind).get("__init__")):
             names.update(inspect.signature(kind.__init__).parameters)
@@ -103,12 +103,7 @@ def _is_plain(value: Any) -> bool:
     return value is not None and all(isinstance(item, _PLAIN) for item in items)
 
 
-def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:
-    """The learning rate of the next update, which will change these parameters."""
-    return ask_ahead(optimizer, indices)[0]
-
-
-def ask_ahead(optimizer: Optimizer, indices: Sequence[int]) -> Tuple[float, Any]:
+def ask_ahead(optimizer: Optimizer, indices: Sequence[int]) -> tuple[float, Any]:
     """The learning rate of the next update, and a copy of the scheduler in the state after it.
 
     Schedulers may count their calls, or change when they see a higher number of updates.

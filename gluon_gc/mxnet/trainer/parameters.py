@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -27,7 +27,7 @@ _FIXED = ("gamma", "beta")
 """Name endings of parameters that BatchNorm(scale=False, center=False) marks like statistics."""
 
 
-def in_order_of_backward(params: Sequence[Parameter], given: Parameters) -> List[int]:
+def in_order_of_backward(params: Sequence[Parameter], given: Parameters) -> list[int]:
     """The indices of the parameters in the order of backward: the last layer first.
 
     gluon.Trainer sorts its parameters by name, so the order comes from `given`. A gradient that is
@@ -95,11 +95,11 @@ class Compressions:
 
     def __init__(
         self,
-        given: Optional[Mapping[str, Any]],
+        given: Mapping[str, Any] | None,
         default: CompressionParams,
         params: Sequence[Parameter],
         optimizer_info: OptimizerInfo,
-        algorithm: Optional[Algorithm] = None,
+        algorithm: Algorithm | None = None,
     ) -> None:
         spelled = {i: byteps.of_parameter(param, given) for i, param in enumerate(params)}
         own_params = {i: found for i, found in spelled.items() if found is not None}
@@ -111,7 +111,7 @@ class Compressions:
         for params in (default, *self._parsed.values()):
             params.require_no_inner()
 
-    def momentum(self, optimizer: Optimizer) -> Optional[Momentum]:
+    def momentum(self, optimizer: Optimizer) -> Momentum | None:
         """The momentum to apply outside the optimizer; None if no compressor applies momentum."""
         mu, *_ = self._optimizer_info
         compressors = (self.default, *self._parsed.values())

@@ -6,14 +6,9 @@ from functools import partial
 from typing import (
     TYPE_CHECKING,
     Callable,
-    Dict,
     Iterable,
     Iterator,
-    List,
     Mapping,
-    Optional,
-    Set,
-    Tuple,
 )
 
 import mxnet as mx
@@ -47,10 +42,10 @@ class TrainerReporter(Reporter):
 
     def __init__(self, averaging: Averaging, make_settings: Callable[[], Settings]) -> None:
         self._averaging, self._window = averaging, Window()
-        self._seen: Set[str] = set()  # the tensors that were measured
-        self._norms: List[Callable[[], Iterable[Tuple[str, Norms]]]] = []
+        self._seen: set[str] = set()  # the tensors that were measured
+        self._norms: list[Callable[[], Iterable[tuple[str, Norms]]]] = []
         # The averages and the exact averages.
-        self._averages: List[Tuple[NDArray, NDArray]] = []
+        self._averages: list[tuple[NDArray, NDArray]] = []
         exchange = averaging.exchange
         super().__init__(make_settings, exchange.rank, exchange.local_rank, self._agree, _WRITERS)
         averaging.stats_of_step(True, self._window)  # the first report begins here
@@ -58,7 +53,7 @@ class TrainerReporter(Reporter):
     def _agree(self, facts: Facts) -> None:
         self._averaging.exchange.agree("report", facts)
 
-    def _gathered(self, share: float) -> List[float]:
+    def _gathered(self, share: float) -> list[float]:
         exchange = self._averaging.exchange
         shares = np.zeros(exchange.num_workers)
         shares[exchange.rank] = share
@@ -78,7 +73,7 @@ class TrainerReporter(Reporter):
         seconds = total.get("exchange_seconds", 0.0)  # missing with a mailbox
         return Measured(averaging.steps, total, seconds, residuals, errors)
 
-    def measure(self, job: Job) -> Optional[Callable[[], None]]:
+    def measure(self, job: Job) -> Callable[[], None] | None:
         """Measure a job's tensors before its exchange. All workers call this.
 
         The result must be called after `Exchange.start`. None: nothing is measured now.
@@ -93,7 +88,7 @@ class TrainerReporter(Reporter):
         dense = {name for channel in channels if not channel.in_rows for name in channel.tensors}
         # All workers exchange them in this order.
         values = {name: sums_of([gradients[name]])[0] for name in gradients if name in dense}
-        exact: Dict[str, NDArray] = {}
+        exact: dict[str, NDArray] = {}
         if self.measures_error and any(channel.is_lossy for channel in channels):
             exact = self._start_exact(job, values)
         measured = [
@@ -114,7 +109,7 @@ class TrainerReporter(Reporter):
 
         return finish
 
-    def _start_exact(self, job: Job, values: Mapping[str, NDArray]) -> Dict[str, NDArray]:
+    def _start_exact(self, job: Job, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
         """Start to average copies, uncompressed, in at least float32."""
         exchange, copies = self._averaging.exchange, {}
         for name, array in values.items():
@@ -150,10 +145,10 @@ def _norms(
     exchange: Exchange,
     channel: Channel,
     norms: Mapping[Slice, NDArray],
-    residuals: Callable[[], List[float]],
+    residuals: Callable[[], list[float]],
     scale: float,
-    factor: Optional[NDArray],
-) -> Iterator[Tuple[str, Norms]]:
+    factor: NDArray | None,
+) -> Iterator[tuple[str, Norms]]:
     """The norms of each chunk's residual and vector after an exchange; waits for it.
 
     `scale` and `factor` are those of the exchange's `Job`.

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import (
     TYPE_CHECKING,
     Any,
-    Dict,
     Hashable,
     Iterable,
     Iterator,
-    List,
     Mapping,
-    Tuple,
 )
 
 from mxnet.gluon import Trainer
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
 
 
-def summary(trainer: Trainer, averaging: Averaging, given: CompressionParams) -> List[str]:
+def summary(trainer: Trainer, averaging: Averaging, given: CompressionParams) -> list[str]:
     """Lines about how a trainer's tensors travel; `given` is the trainer's own compression."""
     exchange, names, noun = averaging.exchange, averaging.names(), averaging.noun
     connection = f"{exchange.type}, worker {exchange.rank} of {exchange.num_workers}"
@@ -44,13 +41,13 @@ def summary(trainer: Trainer, averaging: Averaging, given: CompressionParams) ->
         return [head, _of_params(given)]
     if not names:
         return [head, f"no {noun}s yet: {_of_params(given)}"]
-    by_compression: Dict[Hashable, List[Channel]] = {}
+    by_compression: dict[Hashable, list[Channel]] = {}
     for channel in exchange.channels.of(names):
         by_compression.setdefault(channel.params or channel.dtype, []).append(channel)
     return [head, *(_line(channels, noun) for channels in by_compression.values())]
 
 
-def _line(channels: List[Channel], noun: str) -> str:
+def _line(channels: list[Channel], noun: str) -> str:
     """The line of all tensors with the same compression."""
     params, dtype = channels[0].params, channels[0].dtype
     tensors = {name for channel in channels for name in channel.tensors}
@@ -79,7 +76,7 @@ def stats_of_step(
     reset: bool = False,
     window: statistics.Window = statistics.STATS,
     steps: int = 0,
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """The average stats of a step, for each tensor and in total; waits for exchanges.
 
     The steps are those since the last `reset` of the window.
@@ -103,7 +100,7 @@ def stats_of_step(
 
 def _messages(
     exchange: Exchange, done: Mapping[AnyChannel, Mapping[str, float]], steps: int
-) -> Iterator[Tuple[Dict[str, float], Iterable[Tuple[str, float]]]]:
+) -> Iterator[tuple[dict[str, float], Iterable[tuple[str, float]]]]:
     """The measurements of each channel, and its tensors' shares of them."""
     for channel, fields in done.items():
         calls = fields["calls"]
@@ -114,7 +111,7 @@ def _messages(
         yield {field: share * value for field, value in each.items()}, channel.shares()
 
 
-def _seconds(done: Mapping[AnyChannel, Mapping[str, float]], steps: int) -> Tuple[float, float]:
+def _seconds(done: Mapping[AnyChannel, Mapping[str, float]], steps: int) -> tuple[float, float]:
     """The average seconds of a step from its last and its first gradient to its last average."""
     spans = [channel.spans(fields["calls"]) for channel, fields in done.items()]
     kept_from = max((min(steps) for steps in spans if len(steps) == KEPT_SPANS), default=0)

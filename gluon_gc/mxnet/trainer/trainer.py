@@ -7,7 +7,7 @@ import numbers
 import warnings
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
@@ -123,15 +123,15 @@ class DistributedTrainer(Trainer):
     def __init__(
         self,
         params: Parameters,
-        optimizer: Union[str, Optimizer],
-        optimizer_params: Optional[Mapping[str, Any]] = None,
+        optimizer: str | Optimizer,
+        optimizer_params: Mapping[str, Any] | None = None,
         root_rank: int = 0,
-        compression_params: Optional[Mapping[str, Any]] = None,
-        kvstore: Union[None, str, CompressingKVStore] = None,
+        compression_params: Mapping[str, Any] | None = None,
+        kvstore: None | str | CompressingKVStore = None,
         on_nonfinite: str = "raise",
-        max_grad_norm: Optional[float] = None,
-        update_on_kvstore: Optional[bool] = None,
-        algorithm: Union[None, str, Mapping[str, Any]] = None,
+        max_grad_norm: float | None = None,
+        update_on_kvstore: bool | None = None,
+        algorithm: None | str | Mapping[str, Any] = None,
     ) -> None:
         if update_on_kvstore:
             raise ValueError(
@@ -176,7 +176,7 @@ class DistributedTrainer(Trainer):
             on_nonfinite=on_nonfinite,
             when_prepared=self._log_summary,
         )
-        self._averaging: Union[GradientAveraging, AlgorithmAveraging]
+        self._averaging: GradientAveraging | AlgorithmAveraging
         if checked_algorithm is None:
             self._averaging = GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         else:
@@ -259,7 +259,7 @@ class DistributedTrainer(Trainer):
         self._end_step()
 
     def allreduce_grads(
-        self, batch_size: Optional[int] = None, ignore_stale_grad: bool = False
+        self, batch_size: int | None = None, ignore_stale_grad: bool = False
     ) -> None:
         """Average the gradients over all workers.
 
@@ -372,7 +372,7 @@ class DistributedTrainer(Trainer):
         """
         self._averaging.set_epoch(checked_epoch(epoch))
 
-    def _begin_step(self, batch_size: Optional[int], ignore_stale_grad: bool) -> StepArguments:
+    def _begin_step(self, batch_size: int | None, ignore_stale_grad: bool) -> StepArguments:
         self._follow_cluster()
         self._start_equal()
         if self._averaging.reporter is not None:
@@ -408,7 +408,7 @@ class DistributedTrainer(Trainer):
         self._averaging.prepare(self._optimizer, "save_states")
         saving.save(self._averaging, self._optimizer_states(), fname)
 
-    def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
+    def load_states(self, fname: str | Sequence[str], strict: bool = True) -> None:
         """Restore the states that `save_states` saved. All workers call this.
 
         Nothing changes until all workers have checked their files. Parameters match by name, or by
@@ -455,13 +455,13 @@ class DistributedTrainer(Trainer):
         if self._averaging.exchange.rank == 0:
             logger.info("%s", "; ".join(self._summary()))
 
-    def _summary(self) -> List[str]:
+    def _summary(self) -> list[str]:
         return reports.summary(self, self._averaging, self._compressions.default)
 
     def __repr__(self) -> str:
         return "\n  ".join(self._summary())
 
-    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
+    def compression_stats(self, reset: bool = False) -> dict[str, Any]:
         """Return the average bytes and seconds of a step: "tensors" by parameter name, and "total".
 
         The call waits until all steps are done. With an algorithm, "tensors" has the vectors that
@@ -547,7 +547,7 @@ class DistributedTrainer(Trainer):
     # AMP: amp.init_trainer sets this attribute
 
     @property
-    def _amp_loss_scaler(self) -> Optional[AgreedLossScaler]:
+    def _amp_loss_scaler(self) -> AgreedLossScaler | None:
         return self.__dict__.get("_agreed_loss_scaler")
 
     @_amp_loss_scaler.setter
@@ -556,7 +556,7 @@ class DistributedTrainer(Trainer):
             scaler, lambda flag, about: self._averaging.total_overflow(flag, about)
         )
 
-    def _divided_by_loss_scale(self, scaler: Optional[AgreedLossScaler]) -> None:
+    def _divided_by_loss_scale(self, scaler: AgreedLossScaler | None) -> None:
         """Reset the scale to 1, because the averages are already divided by the loss scale."""
         if scaler is not None and not scaler.has_overflow(self._params):
             self._scale = 1.0
@@ -565,10 +565,10 @@ class DistributedTrainer(Trainer):
 def report(
     trainer: DistributedTrainer,
     every: int = 100,
-    tensorboard: Optional[str] = None,
+    tensorboard: str | None = None,
     wandb: bool = False,
-    prometheus: Optional[int] = None,
-    measure_error: Optional[int] = None,
+    prometheus: int | None = None,
+    measure_error: int | None = None,
 ) -> Reporter:
     """Report bytes, seconds and residuals every few steps. All workers call this.
 
@@ -611,8 +611,8 @@ def _require_positive(name: str, value: Any) -> None:
 
 
 def _as_optimizer(
-    given: Union[str, Optimizer], params: OptimizerParams
-) -> Tuple[Optimizer, OptimizerParams]:
+    given: str | Optimizer, params: OptimizerParams
+) -> tuple[Optimizer, OptimizerParams]:
     """The optimizer that a trainer was given, and the optimizer_params that are still to be set."""
     if isinstance(given, DistributedOptimizer):
         warning = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Mapping, Tuple
+from typing import Any, Iterator, Mapping
 
 import torch
 from torch.optim import Optimizer
@@ -27,11 +27,11 @@ class WrappedAdam:
         self._optimizer, self._parameters = optimizer, parameters
         self._groups, self._kind = dict(_groups_of(optimizer)), kind_of(optimizer)
 
-    def moments(self, name: str) -> Tuple[torch.Tensor, torch.Tensor]:
+    def moments(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         state = self._state(name)
         return local(state["exp_avg"]), local(state["exp_avg_sq"])
 
-    def betas(self, name: str) -> Tuple[float, float]:
+    def betas(self, name: str) -> tuple[float, float]:
         beta1, beta2 = self._group(name)["betas"]
         return float(beta1), float(beta2)
 
@@ -65,7 +65,7 @@ class WrappedAdam:
         decay = lr * group["weight_decay"] if self._is_decoupled(name) else 0.0
         return Update(lr / (1 - beta1**steps), denominator, decay)
 
-    def _state(self, name: str) -> Dict[str, Any]:
+    def _state(self, name: str) -> dict[str, Any]:
         """Return the optimizer's state of a parameter, which is new before its first step."""
         parameter = self._parameters[name]
         state = self._optimizer.state[parameter]
@@ -75,7 +75,7 @@ class WrappedAdam:
                 state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state
 
-    def _group(self, name: str) -> Dict[str, Any]:
+    def _group(self, name: str) -> dict[str, Any]:
         return self._groups[self._parameters[name]]
 
     def _is_decoupled(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class WrappedAdam:
         return self._group(name).get("decoupled_weight_decay", default)
 
 
-def _groups_of(optimizer: Optimizer) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
+def _groups_of(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
     for group in param_groups(optimizer):
         for parameter in group["params"]:
             yield parameter, group

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any, Callable, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from torch.optim import Optimizer
@@ -37,12 +37,12 @@ class Stepping(Distributed):
         """The algorithm's state, for statistics, epochs and checkpoints."""
         return self._algorithm
 
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step of the algorithm. All workers call this."""
         if self._algorithm.algorithm.averages_gradients:
             loss = _step_of_all(self, closure)
         else:
-            losses: List[Any] = []
+            losses: list[Any] = []
             arguments = () if closure is None else (closure,)
             self._algorithm.step(lambda: losses.append(_scaled(self, arguments)))
             loss = losses[-1] if losses else None
@@ -70,9 +70,9 @@ def with_algorithm(
     named_parameters: Any,
     algorithm: Algorithm,
     option_given: bool,
-    compression_params: Optional[Mapping[str, Any]],
+    compression_params: Mapping[str, Any] | None,
     on_nonfinite: str = "raise",
-    grad_scaler: Optional[Any] = None,
+    grad_scaler: Any | None = None,
     **options: Any,
 ) -> None:
     """Make an optimizer step by an algorithm; see `AlgorithmState` and `DistributedOptimizer`."""
@@ -123,13 +123,13 @@ def _scaled(optimizer: Stepping, arguments: Any) -> Any:
         return None if overflows else optimizer._update(*arguments)
 
 
-def _step_of_all(optimizer: Stepping, closure: Optional[Callable[[], Any]]) -> Any:
+def _step_of_all(optimizer: Stepping, closure: Callable[[], Any] | None) -> Any:
     """Make a step of an algorithm that averages gradients, and return the closure's loss."""
     loss = None
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
-    updates: List[Any] = []
+    updates: list[Any] = []
     with _unscaled(optimizer) as overflows:
         made = optimizer._algorithm.step(lambda: updates.append(optimizer._update()), overflows)
         if made and not updates:
@@ -139,7 +139,7 @@ def _step_of_all(optimizer: Stepping, closure: Optional[Callable[[], Any]]) -> A
 
 
 @contextmanager
-def _unscaled(optimizer: Stepping) -> Iterator[Optional[bool]]:
+def _unscaled(optimizer: Stepping) -> Iterator[bool | None]:
     """Unscale the gradients if a GradScaler calls a step, and hide it from the optimizer.
 
     The context's value is whether the scaler has found an infinity; None without a scaler.
@@ -158,5 +158,5 @@ def _unscaled(optimizer: Stepping) -> Iterator[Optional[bool]]:
         attributes.update(taken)  # the scaler deletes them
 
 
-def _parameters(optimizer: Optimizer) -> List[torch.nn.Parameter]:
+def _parameters(optimizer: Optimizer) -> list[torch.nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]

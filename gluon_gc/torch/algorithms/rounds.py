@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -69,16 +69,16 @@ class Rounds:
         params: Mapping[str, CompressionParams],
         groups: Groups,
         step: Callable[[], int],  # returns the number of the current step
-        measure: Callable[[Lane, Tensors, Optional[Announced]], Optional[Callable[[], None]]],
+        measure: Callable[[Lane, Tensors, Announced | None], Callable[[], None] | None],
     ) -> None:
         self._about, self._step, self._measure = about, step, measure
         self.framework = PyTorch()
         self._parameters, self._params = parameters, params
-        self._shapes: Dict[str, Shapes] = {}  # by the kind of round
-        self._compressed: Dict[str, bool] = {}  # by the kind of round
-        self.lanes: Dict[str, Lane] = {}  # by the kind of round
+        self._shapes: dict[str, Shapes] = {}  # by the kind of round
+        self._compressed: dict[str, bool] = {}  # by the kind of round
+        self.lanes: dict[str, Lane] = {}  # by the kind of round
         self.counts: Counter[str] = Counter()  # of the rounds of each kind
-        self._epoch: Optional[int] = None
+        self._epoch: int | None = None
         self.exchange = new_exchange(*groups)
         self.exchange.agree(about)
 
@@ -115,7 +115,7 @@ class Rounds:
             lane.set_epoch(epoch)
 
     @property
-    def kinds(self) -> List[str]:
+    def kinds(self) -> list[str]:
         return list(self._shapes)
 
     @property
@@ -123,10 +123,10 @@ class Rounds:
         """What measures bytes and seconds, for statistics."""
         return self.exchange.transfers
 
-    def tensors(self) -> List[Tensor]:
+    def tensors(self) -> list[Tensor]:
         return [tensor.plan for kind in self._shapes for tensor in self._tensors(kind)]
 
-    def _tensors(self, kind: str) -> List[DeclaredTensor]:
+    def _tensors(self, kind: str) -> list[DeclaredTensor]:
         numbers = {name: number for number, name in enumerate(self._parameters)}
         return [
             declared(
@@ -175,7 +175,7 @@ class Rounds:
         return wait
 
     def _start(
-        self, values: staging.Staged, announced: Optional[Announced], lane: Optional[Lane]
+        self, values: staging.Staged, announced: Announced | None, lane: Lane | None
     ) -> Future[Names]:
         """Start to replace vectors by their averages. Without a lane, there are none.
 
@@ -194,7 +194,7 @@ class Rounds:
             lane.start(request, done)
         return future
 
-    def _announced(self, request: Round, step: int) -> Tuple[bool, Announced]:
+    def _announced(self, request: Round, step: int) -> tuple[bool, Announced]:
         """Return whether a round was declared, and the facts that all workers must share."""
         frozen = [name for name, parameter in self._parameters.items() if is_frozen(parameter)]
         of_frozen = set(frozen)
@@ -219,9 +219,3 @@ class Rounds:
         words = [str(step), request.kind, str(declared), *request.vectors]
         checksum = zlib.crc32("\n".join(words).encode())
         return declared, Announced(checksum, facts, "make a round of the algorithm")
-
-    def require_open(self) -> None:
-        self.exchange.require_open()
-
-    def close(self) -> None:
-        self.exchange.close()

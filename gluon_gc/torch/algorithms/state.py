@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -51,12 +51,12 @@ class AlgorithmState:
         named_parameters: Any,
         algorithm: Algorithm,
         option_given: bool,
-        compression_params: Optional[Mapping[str, Any]],
+        compression_params: Mapping[str, Any] | None,
         optimizer: Optimizer,
-        process_group: Optional[dist.ProcessGroup] = None,
-        overrides: Optional[Overrides] = None,
+        process_group: dist.ProcessGroup | None = None,
+        overrides: Overrides | None = None,
         on_nonfinite: str = "raise",
-        inner_group: Optional[dist.ProcessGroup] = None,
+        inner_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.parameters, _, self.aliases = named(named_parameters)  # as of CompressionState
         for name, parameter in self.parameters.items():
@@ -84,7 +84,7 @@ class AlgorithmState:
         self.driver.declare()
         self._agreed, self._stats_from, self.is_closed = False, 0, False
         self._known = set(self.parameters.values())
-        self.reporter: Optional[AlgorithmReporter] = None  # of `bps.report`
+        self.reporter: AlgorithmReporter | None = None  # of `bps.report`
         closing.opened(self)
 
     def _new_driver(self) -> Driver:
@@ -104,7 +104,7 @@ class AlgorithmState:
         return any(is_sharded(parameter) for parameter in self.parameters.values())
 
     @property
-    def of_rounds(self) -> Union[Rounds, MailboxDriver]:
+    def of_rounds(self) -> Rounds | MailboxDriver:
         """The rounds, of the workers or of the mailbox."""
         return self.driver if isinstance(self.driver, MailboxDriver) else self.rounds
 
@@ -114,11 +114,11 @@ class AlgorithmState:
         return self._given if self.automatic is None else self.automatic.algorithm
 
     @property
-    def params(self) -> Dict[str, CompressionParams]:
+    def params(self) -> dict[str, CompressionParams]:
         return self._requested if self.automatic is None else self.automatic.params
 
     @property
-    def options(self) -> Dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """The options of the algorithm, and its "name"."""
         if self.automatic is None:
             return {"name": self._given.name, **self._given.described()}
@@ -130,9 +130,9 @@ class AlgorithmState:
 
     def require_usable(self) -> None:
         """Raise a RuntimeError if this is closed."""
-        self.rounds.require_open()
+        self.rounds.exchange.require_open()
 
-    def step(self, update: Callable[[], None], overflows: Optional[bool] = None) -> bool:
+    def step(self, update: Callable[[], None], overflows: bool | None = None) -> bool:
         """Make a step, in which the algorithm may call `update`. All workers call this.
 
         `overflows`: if the algorithm averages gradients, whether this worker's GradScaler has found
@@ -163,7 +163,7 @@ class AlgorithmState:
             self.reporter.end()
         return made
 
-    def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
+    def _step_of_all(self, update: Callable[[], None], overflows: bool | None) -> bool:
         """Make a step of an algorithm that averages gradients; see `step`."""
         if overflows is not None:
             flags = self.rounds.exchange.members.gather_numbers(
@@ -194,7 +194,7 @@ class AlgorithmState:
         )
         return True
 
-    def take(self, decision: Optional[Decision]) -> None:
+    def take(self, decision: Decision | None) -> None:
         """Use a decision of "auto"; None: take back the last one.
 
         All workers call this together, before the first round.
@@ -205,8 +205,8 @@ class AlgorithmState:
         self.driver.declare()
 
     def _measure(
-        self, lane: Lane, vectors: Mapping[str, torch.Tensor], announced: Optional[Announced]
-    ) -> Optional[Callable[[], None]]:
+        self, lane: Lane, vectors: Mapping[str, torch.Tensor], announced: Announced | None
+    ) -> Callable[[], None] | None:
         """See `ExchangeReporter.measure`."""
         if self.reporter is None:
             return None
@@ -244,7 +244,7 @@ class AlgorithmState:
         self.of_rounds.set_epoch(checked_epoch(epoch))
         self._begin_stats()
 
-    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
+    def compression_stats(self, reset: bool = False) -> dict[str, Any]:
         """Return the average bytes and seconds of a step, over steps with and without rounds.
 
         The keys are those of `CompressionState.compression_stats`, and "rounds": the number of
@@ -262,7 +262,7 @@ class AlgorithmState:
         self._stats_from = self.steps
         self.of_rounds.counts.clear()
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return this worker's checkpoint. Each worker saves its own.
 
         It contains the algorithm's state, the residuals of its rounds, the optimizer's state and
@@ -272,9 +272,7 @@ class AlgorithmState:
         """
         return algorithm_saving.state_dict(self)
 
-    def load_state_dict(
-        self, state_dict: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]
-    ) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue from the `state_dict` of this worker. All workers call this.
 
         Parameters and the optimizer's state are overwritten. If the number of workers has changed,
@@ -283,7 +281,7 @@ class AlgorithmState:
         optimizer's state of former rank r modulo n. If a state_dict does not fit, an error is
         raised on all workers, and nothing has changed.
         """
-        self.rounds.require_open()
+        self.rounds.exchange.require_open()
         self.driver.require_loadable()
         self.driver.finish()
         algorithm_saving.load(self, state_dict)
@@ -294,7 +292,7 @@ class AlgorithmState:
         self.is_closed = True
         if self.reporter is not None:
             self.reporter.close()
-        self.rounds.close()
+        self.rounds.exchange.close()
 
 
 def _shards_of(parameters: Mapping[str, torch.nn.Parameter]) -> Facts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Mapping, Tuple, Union
+from typing import Any, Iterable, Mapping, Tuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ _Named = Tuple[str, torch.Tensor]
 
 
 def broadcast_parameters(
-    params: Union[Mapping[str, torch.Tensor], Iterable[Union[torch.Tensor, _Named]]],
+    params: Mapping[str, torch.Tensor] | Iterable[torch.Tensor | _Named],
     root_rank: int = 0,
     prefix: str = "",
 ) -> None:
@@ -78,7 +78,7 @@ def broadcast_optimizer_state(
     _check_root(root_rank)
     optimizer = unwrapped(optimizer)
     groups = param_groups(optimizer)
-    facts: List[Tuple[str, Mapping[str, Any]]] = [
+    facts: list[tuple[str, Mapping[str, Any]]] = [
         ("broadcast_optimizer_state", {"root_rank": root_rank, "class": type(optimizer).__name__})
     ]
     for number, group in enumerate(groups):
@@ -107,7 +107,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str = "") -> Any:
     return box[0]
 
 
-def _agree(facts: List[Tuple[str, Mapping[str, Any]]], call: str) -> None:
+def _agree(facts: list[tuple[str, Mapping[str, Any]]], call: str) -> None:
     gathering.agree(gathering.gather, facts, f"call {call}")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ..transport import gathering, gpu, groups, new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse
 from ..transport.staging import declared, future_on, resolving
 
-_tensors: Optional[_Sums] = None
+_tensors: _Sums | None = None
 
 
 def _started() -> _Sums:
@@ -57,7 +57,7 @@ def declare(name: str, **compression: Any) -> None:
     _started().declare(name, params)
 
 
-def declarations() -> Dict[str, CompressionParams]:
+def declarations() -> dict[str, CompressionParams]:
     return {} if _tensors is None else dict(_tensors.params)
 
 
@@ -77,7 +77,7 @@ def forget() -> None:
 def push_pull_async_inplace(
     tensor: torch.Tensor,
     average: bool = True,
-    name: Optional[str] = None,
+    name: str | None = None,
     version: int = 0,
     priority: int = 0,
 ) -> Handle:
@@ -123,7 +123,7 @@ byteps_push_pull = push_pull_async_inplace
 def push_pull_async(
     tensor: torch.Tensor,
     average: bool = True,
-    name: Optional[str] = None,
+    name: str | None = None,
     version: int = 0,
     priority: int = 0,
 ) -> Handle:
@@ -135,7 +135,7 @@ def push_pull_async(
 def push_pull(
     tensor: torch.Tensor,
     average: bool = True,
-    name: Optional[str] = None,
+    name: str | None = None,
     version: int = 0,
     priority: int = 0,
     compression: Any = Compression.none,
@@ -160,16 +160,16 @@ class _PushPull(torch.autograd.Function):
     """The autograd function of push_pull."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, average: bool, name: Optional[str]) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, average: bool, name: str | None) -> torch.Tensor:
         ctx.average, ctx.name = average, f"the gradient of {name}" if name else None
         return synchronize(push_pull_async(tensor, average, name))
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return push_pull(gradient, ctx.average, ctx.name), None, None
 
 
-def _require_numbers(tensor: Any, name: Optional[str]) -> None:
+def _require_numbers(tensor: Any, name: str | None) -> None:
     """Raise a TypeError unless the argument is a dense or COO tensor of numbers."""
     called = _called(name)
     if not isinstance(tensor, torch.Tensor):
@@ -188,7 +188,7 @@ def _require_numbers(tensor: Any, name: Optional[str]) -> None:
         )
 
 
-def _require_writable(tensor: torch.Tensor, name: Optional[str]) -> None:
+def _require_writable(tensor: torch.Tensor, name: str | None) -> None:
     """Raise a RuntimeError, like PyTorch's in-place functions, if a dense tensor is expanded."""
     if tensor.is_sparse:
         return
@@ -198,14 +198,14 @@ def _require_writable(tensor: torch.Tensor, name: Optional[str]) -> None:
         )
 
 
-def _called(name: Optional[str]) -> str:
+def _called(name: str | None) -> str:
     return f"tensor '{name}'" if name else "tensor"
 
 
 def push_pull_inplace(
     tensor: torch.Tensor,
     average: bool = True,
-    name: Optional[str] = None,
+    name: str | None = None,
     version: int = 0,
     priority: int = 0,
 ) -> torch.Tensor:
@@ -227,13 +227,13 @@ def synchronize(handle: Handle) -> torch.Tensor:
 class Handle:
     """A tensor that its sum or average replaces; for `poll` and `synchronize`."""
 
-    def __init__(self, tensor: torch.Tensor, name: Optional[str], average: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, name: str | None, average: bool) -> None:
         self.tensor, self.name, self.average = tensor, name, average
         self.called = f"tensor '{name}'" if name else f"a tensor of shape {tuple(tensor.shape)}"
         self.order = gpu.Order(tensor.device, [] if tensor.is_sparse else [tensor])
         self.future: Future[torch.Tensor] = future_on(tensor.device)
 
-    def described(self) -> Dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "average": bool(self.average),
@@ -253,8 +253,8 @@ class _Sums:
         self._workers = len(ranks)
         self._exchange = new_exchange()
         self._lane = self._exchange.lane()
-        self.params: Dict[str, CompressionParams] = {}
-        self._expected: Dict[str, Tensor] = {}
+        self.params: dict[str, CompressionParams] = {}
+        self._expected: dict[str, Tensor] = {}
         self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
 
     def declare(self, name: str, params: CompressionParams) -> None:
@@ -312,7 +312,7 @@ class _Sums:
         whole = _is_whole(tensor.dtype)
         values = _summands_of_sparse(tensor) if whole else tensor
         average = handle.average and not whole
-        results: List[torch.Tensor] = []
+        results: list[torch.Tensor] = []
         ready = gpu.mark(tensor.device)
         request = SparseRequest(name, values, results.append, average=average, ready=ready)
         future: Future[None] = Future()

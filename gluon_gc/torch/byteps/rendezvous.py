@@ -11,7 +11,7 @@ import json
 import socket
 from contextlib import suppress
 from datetime import timedelta
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Sequence
 
 import torch.distributed as dist
 
@@ -36,13 +36,13 @@ class Rendezvous(NamedTuple):
     size: int
 
 
-_joined: Optional[Rendezvous] = None  # a process joins the others once
-_lifeline: Optional[Lifeline] = None  # in a cluster with a scheduler
-_own_store: Optional[dist.TCPStore] = None  # of worker 0 in such a cluster
+_joined: Rendezvous | None = None  # a process joins the others once
+_lifeline: Lifeline | None = None  # in a cluster with a scheduler
+_own_store: dist.TCPStore | None = None  # of worker 0 in such a cluster
 _resumptions = itertools.count()  # numbers the calls of go_on, so that each has its own store keys
 
 
-def join(timeout: Optional[timedelta]) -> Rendezvous:
+def join(timeout: timedelta | None) -> Rendezvous:
     """Join the other workers of the job that the environment describes, the first time.
 
     The store waits for `timeout` for a value from another worker.
@@ -89,7 +89,7 @@ def go_on(former: Rendezvous) -> None:
     _joined = former
 
 
-def _require_different(claims: Sequence[Tuple[int, int]], size: int) -> None:
+def _require_different(claims: Sequence[tuple[int, int]], size: int) -> None:
     """Raise ValueError if workers resume with the same rank, or with different sizes."""
     ranks = [rank for rank, _ in claims]
     for rank, other_size in claims:
@@ -166,7 +166,7 @@ def _wait_for_all(store: dist.Store, worker: WorkerRank) -> None:
         raise ConnectionError(_why_not_all(store, names, seconds)) from None
 
 
-def _why_not_all(store: dist.Store, names: List[str], seconds: int) -> str:
+def _why_not_all(store: dist.Store, names: list[str], seconds: int) -> str:
     try:
         missing = ", ".join(name for name in names if not store.check([name]))
     except RuntimeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from datetime import timedelta
-from typing import Any, Callable, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, TypeVar
 
 import torch.distributed as dist
 
@@ -24,8 +24,8 @@ _rounds = itertools.count()  # numbers the calls of init, so that each has its o
 
 def init(
     lazy: bool = True,
-    timeout: Union[None, float, timedelta] = None,
-    mailbox: Optional[str] = None,
+    timeout: None | float | timedelta = None,
+    mailbox: str | None = None,
     **settings: Any,
 ) -> None:
     """Connect to the other workers of the job, unless this was done already.
@@ -85,7 +85,7 @@ class Site:
         self._group, _ = groups.take(range(self.size), everybody=True)
 
     def share(self, make: Callable[[], Answer]) -> Answer:
-        shared: Tuple[Optional[Answer], Optional[BaseException]] = None, None
+        shared: tuple[Answer | None, BaseException | None] = None, None
         if self.is_first:
             try:
                 shared = make(), None
@@ -135,10 +135,10 @@ def size() -> int:
 
 def local_rank() -> int:
     """Return this worker's rank on its machine, or `rank` if the launcher does not set it."""
-    local = env.of_torchrun("LOCAL_RANK")
+    local = env.get("LOCAL_RANK")
     return rank() if local is None else local
 
 
 def local_size() -> int:
     """Return the number of workers on this machine, or `size` if the launcher does not set it."""
-    return env.of_torchrun("LOCAL_WORLD_SIZE") or size()
+    return env.get("LOCAL_WORLD_SIZE") or size()

@@ -25,11 +25,11 @@ Overrides = Optional[Mapping[str, Optional[Mapping[str, Any]]]]
 
 def compress_reduce_scatter(
     model: torch.nn.Module,
-    compression_params: Optional[Mapping[str, Any]] = None,
+    compression_params: Mapping[str, Any] | None = None,
     overrides: Overrides = None,
     on_nonfinite: str = "raise",
     residual_bits: int = 32,
-    grad_scaler: Optional[torch.amp.GradScaler] = None,
+    grad_scaler: torch.amp.GradScaler | None = None,
 ) -> ShardedCompression:
     """Compress the gradients of a model to which fully_shard was applied.
 
@@ -99,10 +99,10 @@ def compress_reduce_scatter(
 
 def compress_replicas(
     model: torch.nn.Module,
-    compression_params: Optional[Mapping[str, Any]] = None,
+    compression_params: Mapping[str, Any] | None = None,
     overrides: Overrides = None,
     on_nonfinite: str = "raise",
-    grad_scaler: Optional[torch.amp.GradScaler] = None,
+    grad_scaler: torch.amp.GradScaler | None = None,
 ) -> ReplicatedCompression:
     """Compress the gradients that replicas exchange (HSDP).
 
@@ -167,7 +167,7 @@ def compress_replicas(
 
 def compress_all_gather(
     model: torch.nn.Module,
-    compression_params: Optional[Mapping[str, Any]] = None,
+    compression_params: Mapping[str, Any] | None = None,
     overrides: Overrides = None,
     differences: bool = True,
 ) -> ShardedCompression:

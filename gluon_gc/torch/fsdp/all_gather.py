@@ -16,7 +16,7 @@ broadcast some shards themselves, uncompressed. A shard is broadcast in three ca
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -51,7 +51,7 @@ class AllGather(CollectiveUnit):
     ) -> None:
         self.shards, self.dtype, self._differences = shards, staging.real_dtype(dtype), differences
         self._exchanges = exchanges
-        self._exchange: Optional[Exchange] = None
+        self._exchange: Exchange | None = None
         self._gathers = 0
         self._copies = GatheredCopies(shards, frozen)
 
@@ -61,7 +61,7 @@ class AllGather(CollectiveUnit):
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
         async_op: bool = False,
-    ) -> Optional[_Gather]:
+    ) -> _Gather | None:
         """Write the parameters that all workers compute with to `output_tensor`.
 
         Return after that, or with `async_op` at once, and then an object to wait for. Parameters
@@ -98,7 +98,7 @@ class AllGather(CollectiveUnit):
         def target(key: str) -> torch.Tensor:
             return torch.empty_like(copies.by_key[key], dtype=self._working)
 
-        def finish(received: Mapping[str, torch.Tensor], flagged: Sequence[str]) -> List[str]:
+        def finish(received: Mapping[str, torch.Tensor], flagged: Sequence[str]) -> list[str]:
             nonfinite = copies.broadcast(flagged, group)
             for key, values in received.items():
                 if key in self._uncompressed:
@@ -115,7 +115,7 @@ class AllGather(CollectiveUnit):
         values: Mapping[str, torch.Tensor],
         flagged: Collection[str],
         target: Callable[[str], torch.Tensor],
-        finish: Callable[[Mapping[str, torch.Tensor], Sequence[str]], List[str]],
+        finish: Callable[[Mapping[str, torch.Tensor], Sequence[str]], list[str]],
     ) -> _Gather:
         """Start to send some of this worker's shards, and to write those of all to targets.
 
@@ -187,10 +187,10 @@ class _Gather:
         self,
         device: torch.device,
         target: Callable[[str], torch.Tensor],
-        finish: Callable[[Mapping[str, torch.Tensor], Sequence[str]], List[str]],
+        finish: Callable[[Mapping[str, torch.Tensor], Sequence[str]], list[str]],
     ) -> None:
         self._target, self._finish = target, finish
-        self._staged: Optional[staging.Staged] = None
+        self._staged: staging.Staged | None = None
         self.future: Future[Names] = future_on(device)
 
     def receive(self, sent: Sequence[str], flagged: Sequence[str]) -> staging.Staged:
@@ -199,7 +199,7 @@ class _Gather:
         self._staged = staging.Staged(self._received)
         return self._staged
 
-    def done(self, found: Optional[Result], error: Optional[BaseException]) -> None:
+    def done(self, found: Result | None, error: BaseException | None) -> None:
         """See `exchange.job.Done`."""
         resolving(self.future, self._result, self._staged)(found, error)
 
@@ -215,7 +215,7 @@ class _Gather:
             raise RuntimeError(f"parameter {name} has a NaN or an infinity")
 
 
-def _nothing(received: Mapping[str, torch.Tensor], flagged: Sequence[str]) -> List[str]:
+def _nothing(received: Mapping[str, torch.Tensor], flagged: Sequence[str]) -> list[str]:
     """Do nothing when the parameters themselves were gathered."""
     return []
 
@@ -251,8 +251,8 @@ class GatheredCopies:
         self._sent = self._shards.split(self._shards.rank, sent)
 
     def changes(
-        self, own: torch.Tensor, uncompressed: Set[str]
-    ) -> Tuple[Dict[str, torch.Tensor], Set[str]]:
+        self, own: torch.Tensor, uncompressed: set[str]
+    ) -> tuple[dict[str, torch.Tensor], set[str]]:
         """Return the messages that bring the copies up to date with this worker's shards.
 
         These are the differences or, for shards in `uncompressed`, the values; and the names of the
@@ -292,7 +292,7 @@ class GatheredCopies:
         # "not <=", because the change is NaN after `forget_sent`
         return not norm(changes) <= _LARGE * norm(list(values.values()))
 
-    def broadcast(self, keys: Sequence[str], group: dist.ProcessGroup) -> List[str]:
+    def broadcast(self, keys: Sequence[str], group: dist.ProcessGroup) -> list[str]:
         """Send shards of all workers uncompressed. Return those with a NaN or an infinity."""
         for worker in range(self._shards.workers):
             copies = [self.by_key[k] for k in self._shards.keys(worker) if k in keys]

@@ -6,7 +6,7 @@ ReduceScatter and AcrossReplicas have in common which steps there are, and which
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Collection, Iterator, Mapping, Tuple
 
 import torch
 from torch.futures import Future
@@ -34,17 +34,17 @@ class GradientSettings:
     frozen: Mapping[str, torch.Tensor]
     params: Mapping[str, CompressionParams]
     on_nonfinite: str
-    grad_scaler: Optional[torch.amp.GradScaler]  # gradients are unscaled meanwhile
-    scale_watch: Optional[ScaleWatch]  # it watches while this object exists
+    grad_scaler: torch.amp.GradScaler | None  # gradients are unscaled meanwhile
+    scale_watch: ScaleWatch | None  # it watches while this object exists
 
 
 def gradient_settings(
     function: str,
     model: torch.nn.Module,
-    compression_params: Optional[Mapping[str, Any]],
-    overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]],
+    compression_params: Mapping[str, Any] | None,
+    overrides: Mapping[str, Mapping[str, Any] | None] | None,
     on_nonfinite: str,
-    grad_scaler: Optional[torch.amp.GradScaler],
+    grad_scaler: torch.amp.GradScaler | None,
 ) -> GradientSettings:
     """Check the arguments of a public function; see `compress_reduce_scatter`."""
     if on_nonfinite not in ("raise", "propagate"):
@@ -76,8 +76,8 @@ class GradientUnit(Unit):
         self._settings, self._part = settings, part
         self._steps = self._begun = 0
         self.undo = Undo(part.parameters, self._take_back, self._in_use)
-        self.exchange: Optional[Exchange] = None
-        self.chunks: List[ExchangedChunk] = []
+        self.exchange: Exchange | None = None
+        self.chunks: list[ExchangedChunk] = []
 
     def _start(
         self,
@@ -85,7 +85,7 @@ class GradientUnit(Unit):
         sums: staging.Staged,
         own: Mapping[str, torch.Tensor],
         average: bool,
-    ) -> Future[List[torch.Tensor]]:
+    ) -> Future[list[torch.Tensor]]:
         """Start to exchange values. The sums, or averages, are written to `sums`.
 
         `own` has this worker's sums by parameter. The future has an error if a sum has a NaN or an
@@ -96,7 +96,7 @@ class GradientUnit(Unit):
         loss_scale = scaler.get_scale() if scaler is not None else 1.0
         steps, future = self._steps, future_on(sums.device)
 
-        def result(found: Result) -> List[torch.Tensor]:
+        def result(found: Result) -> list[torch.Tensor]:
             if found.nonfinite and self.shards.on_nonfinite == "raise":
                 name = parameter_of(found.nonfinite[0])
                 raise RuntimeError(
@@ -121,7 +121,7 @@ class GradientUnit(Unit):
         self._send(request, resolving(future, result, sums))
         return future
 
-    def _announced(self) -> Optional[Announced]:
+    def _announced(self) -> Announced | None:
         """Return what the workers compare first, so that they do not wait for each other."""
         return None
 
@@ -148,7 +148,7 @@ class GradientUnit(Unit):
                 "every parameter must get one in every step"
             )
 
-    def _begin(self) -> Set[str]:
+    def _begin(self) -> set[str]:
         """Begin a step; return the shards that continue one, which add several backward passes."""
         names = self.undo.begin()
         self.undo.exchanged(self.parameters)
@@ -156,7 +156,7 @@ class GradientUnit(Unit):
         self._begun += 1
         return {chunk.piece.tensor for chunk in self._of(names)}
 
-    def _in_use(self, names: List[str]) -> Set[str]:
+    def _in_use(self, names: list[str]) -> set[str]:
         """Return the parameters to whose gradients FSDP will add the sums, on any worker."""
         every = self._of_all([tuple(map(int, self._facts(name))) for name in names])
         return {
@@ -166,7 +166,7 @@ class GradientUnit(Unit):
             if nonzero or (kept and not was_nonzero)
         }
 
-    def _of_all(self, facts: List[Facts]) -> List[List[Facts]]:
+    def _of_all(self, facts: list[Facts]) -> list[list[Facts]]:
         """Return the facts of all workers that may have others, given this worker's."""
         return [facts]
 
@@ -176,7 +176,7 @@ class GradientUnit(Unit):
         nonzero = kept and bool(is_nonzero(self.parameters[name].grad.to_local()))
         return kept, nonzero, not self.undo.was_zero(name)
 
-    def _take_back(self, names: List[str], whole: bool) -> None:
+    def _take_back(self, names: list[str], whole: bool) -> None:
         for chunk in self._of(names):
             for coder in (chunk.coder, chunk.aggregator):
                 if coder is not None:
@@ -187,9 +187,9 @@ class GradientUnit(Unit):
         """Yield the compressed chunks of these parameters."""
         return (c for c in self._compressed() if parameter_of(c.piece.tensor) in names)
 
-    def _compressed(self) -> List[ExchangedChunk]:
+    def _compressed(self) -> list[ExchangedChunk]:
         return [chunk for chunk in self.chunks if chunk.coder is not None]
 
-    def _own(self, output: torch.Tensor) -> Dict[str, torch.Tensor]:
+    def _own(self, output: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return this worker's shards by parameter, as views of FSDP's flat output."""
         return dict(zip(self.parameters, self.shards.split(self.shards.rank, output).values()))

@@ -7,12 +7,9 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
-    Dict,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
-    Optional,
 )
 
 import torch
@@ -41,8 +38,8 @@ class Part(NamedTuple):
 
     module: fsdp.FSDPModule
     group: Any
-    parameters: Dict[str, torch.Tensor]
-    sizes: Dict[str, int]
+    parameters: dict[str, torch.Tensor]
+    sizes: dict[str, int]
 
     @property
     def mesh_info(self) -> Any:
@@ -70,7 +67,7 @@ class Part(NamedTuple):
         rank = dist.get_rank(self.group.mesh_info.shard_process_group)
         return Shards(self.sizes, params, on_nonfinite, self.workers, rank)
 
-    def others(self, parameters: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+    def others(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return those of these parameters that fully_shard handles together with this part's."""
         ids = {id(p.sharded_param) for p in self.group.fsdp_params}
         return {name: p for name, p in parameters.items() if id(p) in ids}
@@ -83,7 +80,7 @@ class Part(NamedTuple):
         return self.group._is_hsdp
 
     @property
-    def all_reduce_hook(self) -> Optional[Callable[[torch.Tensor], None]]:
+    def all_reduce_hook(self) -> Callable[[torch.Tensor], None] | None:
         return self.group._all_reduce_hook
 
     @property
@@ -140,7 +137,7 @@ def parts_of(model: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) -> 
                 yield Part(module, group, sharded, sizes)
 
 
-def _groups(module: fsdp.FSDPModule) -> List[Any]:
+def _groups(module: fsdp.FSDPModule) -> list[Any]:
     """Return fully_shard's records of a module's parameters."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)

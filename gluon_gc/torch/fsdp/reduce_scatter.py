@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, Collection, Iterator, List, Optional, Sequence, Set
+from typing import Any, Collection, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -35,11 +35,11 @@ class ReduceScatter(GradientUnit, CollectiveUnit):
         part: Part,
         settings: GradientSettings,
         exchanges: Exchanges,
-        scratch: Optional[Scratch] = None,  # if given, residuals are kept in 8 bits
+        scratch: Scratch | None = None,  # if given, residuals are kept in 8 bits
     ) -> None:
         super().__init__(part, settings)
         self._exchanges, self._scratch = exchanges, scratch
-        self._residuals: List[SmallResiduals] = []
+        self._residuals: list[SmallResiduals] = []
         self._loaded: Tensors = {}
         if scratch is not None:
             scratch.reserve(chunk.size for chunk in self._planned())
@@ -51,7 +51,7 @@ class ReduceScatter(GradientUnit, CollectiveUnit):
         group: dist.ProcessGroup,
         op: Any,
         async_op: bool = False,
-    ) -> Optional[Future[torch.Tensor]]:
+    ) -> Future[torch.Tensor] | None:
         """Write the sum, or average, of this worker's shards to `output_tensor`.
 
         Return after that, or with `async_op` at once, and then a future of it. A parameter without
@@ -73,15 +73,15 @@ class ReduceScatter(GradientUnit, CollectiveUnit):
     def _send(self, request: Request, done: Done) -> None:
         self.exchange.start(request, [self._transfer], done)
 
-    def _in_use(self, names: List[str]) -> Set[str]:
+    def _in_use(self, names: list[str]) -> set[str]:
         if self._part.has_partial_sums:  # to which FSDP will add these sums
             return set(names)
         return super()._in_use(names)
 
-    def _of_all(self, facts: List[Facts]) -> List[List[Facts]]:
+    def _of_all(self, facts: list[Facts]) -> list[list[Facts]]:
         return self.exchange.gather_objects(facts, "begin a step")  # own shards may be empty
 
-    def _take_back(self, names: List[str], whole: bool) -> None:
+    def _take_back(self, names: list[str], whole: bool) -> None:
         super()._take_back(names, whole)
         tensors = {chunk.piece.tensor for chunk in self._of(names)}
         for residuals in self._residuals:

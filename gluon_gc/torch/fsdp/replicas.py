@@ -23,14 +23,10 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
-    Dict,
     Iterable,
-    List,
     Mapping,
     NamedTuple,
-    Optional,
     Sequence,
-    Tuple,
     TypeVar,
 )
 
@@ -59,7 +55,7 @@ Value = TypeVar("Value")
 RESIDUAL, OWNERS = "residual", "owners"
 
 
-def kinds_of(params: CompressionParams) -> Tuple[str, ...]:
+def kinds_of(params: CompressionParams) -> tuple[str, ...]:
     """Return which residuals there are with this compression."""
     kinds = [RESIDUAL] if params.keeps_state else []
     if params.ef and params.exchange == "two_way" and not params.compressor.traits.summable:
@@ -71,7 +67,7 @@ class ShardState(NamedTuple):
     """The state of this worker's shard of a parameter."""
 
     calls: int  # of the compressor, if it draws random numbers
-    residuals: Dict[str, torch.Tensor]
+    residuals: dict[str, torch.Tensor]
     """By kind: float32 or float64, real, in host memory, shape (elements,)."""
 
     def without_owners(self) -> ShardState:
@@ -85,7 +81,7 @@ class Lanes(Exchanges):
 
     def __init__(self, entropy: bytes) -> None:
         super().__init__(entropy)
-        self._lanes: Dict[Any, Lane] = {}
+        self._lanes: dict[Any, Lane] = {}
 
     def lane(self, group: dist.ProcessGroup) -> Lane:
         """Return the lane of a group's workers. All of them call this together."""
@@ -115,12 +111,12 @@ class AcrossReplicas(GradientUnit):
         super().__init__(part, settings)
         self.group = part.mesh_info.replicate_process_group
         self._lanes, self._indices = lanes, indices
-        self._lane: Optional[Lane] = None
+        self._lane: Lane | None = None
         # Without padding: the residuals of a checkpoint must not depend on it.
         self._sizes = {name: real_numel(p.to_local()) for name, p in self.parameters.items()}
-        self._loaded: Dict[str, ShardState] = {}
+        self._loaded: dict[str, ShardState] = {}
 
-    def elements(self) -> Dict[str, int]:
+    def elements(self) -> dict[str, int]:
         return self._sizes
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
@@ -158,7 +154,7 @@ class AcrossReplicas(GradientUnit):
             self._restore(name, state)
         self._loaded = {}
 
-    def _declared(self, like: torch.Tensor) -> Dict[str, DeclaredTensor]:
+    def _declared(self, like: torch.Tensor) -> dict[str, DeclaredTensor]:
         """Return this worker's shards by parameter, with the dtype and the device of a tensor."""
         shards, indices, sizes = self.shards, self._indices, self._sizes
         return {
@@ -178,14 +174,14 @@ class AcrossReplicas(GradientUnit):
 
     # Checkpoints
 
-    def uncompressed(self) -> List[str]:
+    def uncompressed(self) -> list[str]:
         """Return the parameters whose shard on this worker is too small to be compressed."""
         like = torch.empty(0, dtype=self.dtype, device="meta")
         least = env.get("BYTEPS_MIN_COMPRESS_BYTES")
         tensors = self._declared(like).items()
         return [name for name, t in tensors if not plan.travels_compressed(t.plan, least)]
 
-    def states(self) -> Dict[str, ShardState]:
+    def states(self) -> dict[str, ShardState]:
         """Return the state of each parameter, without exchanges that no optimizer has applied."""
         if self._lane is None and self._loaded:
             if not dist.get_rank(self.group):
@@ -235,7 +231,7 @@ class ReplicatedCompression(ModelCompression):
         super().__init__(function, units, lanes)
         self._lanes = lanes
 
-    def state_dict(self, replicas: Optional[int] = None) -> Dict[str, Any]:
+    def state_dict(self, replicas: int | None = None) -> dict[str, Any]:
         """Return the residuals and the positions in random streams, by parameter.
 
         Residuals are DTensors, so this dict is for `torch.distributed.checkpoint`. Averages that no
@@ -269,7 +265,7 @@ class ReplicatedCompression(ModelCompression):
             "parameters": parameters,
         }
 
-    def _calls_of_all(self, own: Mapping[str, int]) -> Dict[str, int]:
+    def _calls_of_all(self, own: Mapping[str, int]) -> dict[str, int]:
         """Return the calls for each parameter: a worker whose shard is empty has made none."""
         drawing = [
             n for unit in self._units for n in unit.parameters if unit.shards.params[n].draws
@@ -277,7 +273,7 @@ class ReplicatedCompression(ModelCompression):
         if not drawing:
             return dict(own)
 
-        def most(several: Sequence[List[int]]) -> List[int]:
+        def most(several: Sequence[list[int]]) -> list[int]:
             return list(map(max, zip(*several)))
 
         parameters = [p for unit in self._units for p in unit.parameters.values()]
@@ -345,14 +341,14 @@ class _Layout:
         self._mesh, self._replica_dim = self._parameter.device_mesh, replica_dim(unit, name)
 
     @property
-    def _placements(self) -> List[Any]:
+    def _placements(self) -> list[Any]:
         from torch.distributed.tensor import Shard
 
         placements = [_moved(placement) for placement in self._parameter.placements]
         placements[self._replica_dim] = Shard(0)
         return placements
 
-    def dtensor(self, values: torch.Tensor, replicas: Optional[int]) -> DTensor:
+    def dtensor(self, values: torch.Tensor, replicas: int | None) -> DTensor:
         """Return this worker's flat values as its part of the tensor of all replicas.
 
         With `replicas`, return zeros for this number of replicas.
@@ -380,7 +376,7 @@ class _Layout:
     def _here(self) -> int:
         return dist.get_world_size(self._group)
 
-    def describe(self, replicas: int) -> Tuple[Any, ...]:
+    def describe(self, replicas: int) -> tuple[Any, ...]:
         """Return the `_facts` of a tensor that fits."""
         dtype = self._dtype.to_complex() if self._parameter.is_complex() else self._dtype
         shape = replicas, *self._parameter.shape
@@ -405,7 +401,7 @@ class _Layout:
 
 
 def over_mesh(
-    parameters: Iterable[DTensor], own: Value, doing: str, choose: Callable[[List[Value]], Value]
+    parameters: Iterable[DTensor], own: Value, doing: str, choose: Callable[[list[Value]], Value]
 ) -> Value:
     """Return the value that is chosen from those of all workers of the parameters' mesh.
 
@@ -417,7 +413,7 @@ def over_mesh(
     return own
 
 
-def _facts(tensor: Optional[DTensor]) -> Optional[Tuple[Any, ...]]:
+def _facts(tensor: DTensor | None) -> tuple[Any, ...] | None:
     """Return what must be as expected in a tensor of a state_dict."""
     if tensor is None:
         return None
@@ -454,7 +450,7 @@ def _moved(placement: Any) -> Any:
     return Shard(placement.dim + 1) if placement.is_shard() else placement
 
 
-def _described(unit: AcrossReplicas) -> Dict[str, Dict[str, Any]]:
+def _described(unit: AcrossReplicas) -> dict[str, dict[str, Any]]:
     """Return the values of each parameter that a state_dict and the loading state must share."""
     params: Mapping[str, CompressionParams] = unit.shards.params
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Collection, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ def require_single(parameters: Collection[torch.Tensor], distributed: bool) -> N
 
 def _shared(
     parameters: Collection[torch.Tensor], others: weakref.WeakSet[CompressionState]
-) -> List[str]:
+) -> list[str]:
     """Return the names that open states have for these parameters."""
     ids = set(map(id, parameters))
     return [
@@ -173,11 +173,11 @@ class WeightCheck(StepObserver):
         self._known = {parameter for _, parameter in self._numbered}
         self._sizes = [staging.real_numel(parameter) for _, parameter in self._numbered]
         self._step, self._averaged = 0, False
-        self._read: Callable[[], Optional[torch.Tensor]] = lambda: None
+        self._read: Callable[[], torch.Tensor | None] = lambda: None
         self._number = 0
-        self._outermost: Callable[[], Optional[Optimizer]] = lambda: None  # whose step runs
+        self._outermost: Callable[[], Optimizer | None] = lambda: None  # whose step runs
 
-    def begin(self) -> Callable[[], Tuple[int, float, float]]:
+    def begin(self) -> Callable[[], tuple[int, float, float]]:
         """Begin a step, and return a function that waits for the last sample and returns it.
 
         It is the number of a parameter, from 1, the first of a few of its weights, and the largest
@@ -186,7 +186,7 @@ class WeightCheck(StepObserver):
         self._step, self._averaged = self._step + 1, True
         number, read = self._number, self._read
 
-        def sample() -> Tuple[int, float, float]:
+        def sample() -> tuple[int, float, float]:
             values = read()
             if values is None:
                 return 0, 0.0, 0.0

@@ -8,7 +8,7 @@ the momentum that the user or a scheduler has set, and compression follows it.
 from __future__ import annotations
 
 import weakref
-from typing import Collection, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Collection, Iterable, Mapping
 
 import torch
 from torch.optim import Optimizer
@@ -22,7 +22,7 @@ _in_use: weakref.WeakSet[Momentum] = weakref.WeakSet()
 _BUFFER = "momentum_buffer"  # the key of SGD's own momentum in its state
 
 
-def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
+def momentum_of(optimizer: Optimizer | None) -> tuple[float | None, bool]:
     """Return the momentum of the first group that has one, and whether it is Nesterov's."""
     for group in param_groups(optimizer) if optimizer is not None else []:
         if group.get("momentum"):
@@ -50,10 +50,10 @@ class Momentum:
                 if group.get(key):
                     raise ValueError(f"momentum is applied without {key}, got {group[key]}")
         self.optimizer, self._has_nesterov = optimizer, has_nesterov
-        self._taken: List[float] = []  # the groups' momentum, while the optimizer steps
+        self._taken: list[float] = []  # the groups' momentum, while the optimizer steps
         self.mu = self._current()  # at the last `follow`, or in a checkpoint loaded since
         # The momentum of uncompressed gradients and of the weight decay, by parameter name.
-        self.state: Dict[str, Dict[str, torch.Tensor]] = {"gradient": {}, "weight_decay": {}}
+        self.state: dict[str, dict[str, torch.Tensor]] = {"gradient": {}, "weight_decay": {}}
         self._loaded = True  # whether the optimizer may have momentum of its own
         self._handle = optimizer.register_load_state_dict_post_hook(self._set_loaded)
         _in_use.add(self)
@@ -88,7 +88,7 @@ class Momentum:
 
     def take_loaded(
         self, parameters: Mapping[str, torch.nn.Parameter]
-    ) -> Optional[Dict[str, torch.Tensor]]:
+    ) -> dict[str, torch.Tensor] | None:
         """Take over the optimizer's own momentum, by parameter name, after a plain checkpoint.
 
         It contains the weight decay's part, and replaces all other momentum of the parameter. None:
@@ -115,7 +115,7 @@ class Momentum:
         self.after_step()
 
     def before_step(
-        self, parameters: Iterable[Tuple[str, torch.nn.Parameter]], exempted: Collection[str]
+        self, parameters: Iterable[tuple[str, torch.nn.Parameter]], exempted: Collection[str]
     ) -> None:
         """Turn averages into gradients for an optimizer without momentum.
 

@@ -15,7 +15,6 @@ from typing import (
     Container,
     Dict,
     Iterator,
-    List,
     Mapping,
     Optional,
     Sequence,
@@ -52,7 +51,7 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-def param_groups(optimizer: Optimizer) -> List[dict]:
+def param_groups(optimizer: Optimizer) -> list[dict]:
     """Return an optimizer's parameter groups without the side effects of reading its attribute."""
     contents = vars(optimizer)  # without it, the attribute is a property of a class like Lookahead
     return contents["param_groups"] if "param_groups" in contents else optimizer.param_groups
@@ -88,7 +87,7 @@ def steps_any(optimizer: Optimizer, parameters: Container[torch.Tensor]) -> bool
     return any(p in parameters for group in param_groups(optimizer) for p in group["params"])
 
 
-def contained(optimizer: Optimizer) -> List[Optimizer]:
+def contained(optimizer: Optimizer) -> list[Optimizer]:
     """Return an optimizer, the optimizers in its attributes, those in theirs, and so on."""
     found = [optimizer]
     for each in found:
@@ -97,7 +96,7 @@ def contained(optimizer: Optimizer) -> List[Optimizer]:
     return found
 
 
-def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Optional[Callable[[], Any]]:
+def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
     """Return the closure in the arguments of a hook before a step, if there is one."""
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
 
@@ -228,10 +227,10 @@ def around_update(
 
     The result undoes this.
     """
-    stepping: List[Optimizer] = []  # at most the outermost one
+    stepping: list[Optimizer] = []  # at most the outermost one
 
     @torch.compiler.disable
-    def begins(inner: Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Arguments:
+    def begins(inner: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         if stepping not in ([], [inner]):
             return None
         stepping[:] = [inner]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import lru_cache, wraps
-from typing import Any, Iterable, Optional, Tuple
+from typing import Any, Iterable
 
 import torch
 from torch.optim import Optimizer
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from .optimizer_hooks import steps_any
 
 
-def if_enabled(scaler: Optional[torch.amp.GradScaler]) -> Optional[torch.amp.GradScaler]:
+def if_enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
     """Return a scaler, or None if it is disabled. A disabled one neither scales nor skips steps."""
     return scaler if scaler is not None and scaler.is_enabled() else None
 
@@ -29,7 +29,7 @@ class _Unscale:
             optimizer.synchronize()
         self._unscale(optimizer)
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _Unscale, self._given
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, Mapping, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -21,17 +21,17 @@ _WRAPPERS = ("module.", "_orig_mod.")  # name prefixes of DistributedDataParalle
 
 
 class Named(NamedTuple):
-    trained: Dict[str, torch.nn.Parameter]  # they need gradients
-    frozen: Dict[str, torch.nn.Parameter]
-    aliases: Dict[str, str]  # further names of tied parameters, and their names in the other dicts
+    trained: dict[str, torch.nn.Parameter]  # they need gradients
+    frozen: dict[str, torch.nn.Parameter]
+    aliases: dict[str, str]  # further names of tied parameters, and their names in the other dicts
 
 
-def named(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]]) -> Named:
+def named(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Named:
     """Return parameters by name. Names lose the prefixes of wrappers."""
-    parameters: Dict[str, torch.nn.Parameter] = {}
-    frozen: Dict[str, torch.nn.Parameter] = {}
-    aliases: Dict[str, str] = {}
-    names: Dict[torch.nn.Parameter, str] = {}
+    parameters: dict[str, torch.nn.Parameter] = {}
+    frozen: dict[str, torch.nn.Parameter] = {}
+    aliases: dict[str, str] = {}
+    names: dict[torch.nn.Parameter, str] = {}
     for name, parameter in named_parameters:
         if not isinstance(parameter, torch.Tensor):
             raise TypeError(f"named_parameters must be pairs of name and parameter, got {name!r}")
@@ -52,17 +52,17 @@ def named(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]]) -> Named:
 class Chosen(NamedTuple):
     """The compression of each parameter, and whether its momentum is Nesterov momentum."""
 
-    params: Dict[str, CompressionParams]
-    nesterov: Dict[str, bool]
+    params: dict[str, CompressionParams]
+    nesterov: dict[str, bool]
 
 
 def chosen_params(
     parameters: Mapping[str, torch.nn.Parameter],
-    compression_params: Optional[Mapping[str, Any]],
-    overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]],
-    mu: Optional[float] = None,
+    compression_params: Mapping[str, Any] | None,
+    overrides: Mapping[str, Mapping[str, Any] | None] | None,
+    mu: float | None = None,
     nesterov: bool = False,
-    optimizer: Optional[Optimizer] = None,
+    optimizer: Optimizer | None = None,
     aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> Chosen:
     """Return the compression of each parameter, given the optimizer's momentum.
@@ -77,7 +77,7 @@ def chosen_params(
     warn_of_ignored(compression_params, *overrides.values())
     warn_of_plain_adam(kind, (default, *own.values()))
     require_matches(own, [*parameters, *aliases], "overrides")
-    names: Dict[str, List[str]] = {name: [name] for name in parameters}
+    names: dict[str, list[str]] = {name: [name] for name in parameters}
     for alias, name in aliases.items():
         if name in names:
             names[name].append(alias)
@@ -108,7 +108,7 @@ def require_frozen(parameters: Mapping[str, torch.nn.Parameter]) -> None:
             )
 
 
-def require_no_momentum(*several: Optional[Mapping[str, Any]]) -> None:
+def require_no_momentum(*several: Mapping[str, Any] | None) -> None:
     """Raise ValueError if compression_params ask for the momentum of an optimizer that is None."""
     if any(isinstance(params, Mapping) and params.get("momentum") for params in several):
         raise ValueError(
@@ -117,13 +117,13 @@ def require_no_momentum(*several: Optional[Mapping[str, Any]]) -> None:
         )
 
 
-def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[Optimizer]) -> None:
+def require_optimizer(several: Iterable[CompressionParams], optimizer: Optimizer | None) -> None:
     """Raise ValueError if error feedback needs the optimizer, but there is none."""
     for params in several if optimizer is None else ():
         params.require_no_optimizer()
 
 
-def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:
+def facts_of(optimizer: Optimizer | None, mu: float | None) -> Facts:
     """Return facts about an optimizer that must be the same on all workers.
 
     `mu` is the momentum that is applied instead of the optimizer's.
@@ -139,7 +139,7 @@ def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:
     return facts
 
 
-def learning_rates(optimizer: Optional[Optimizer]) -> List[float]:
+def learning_rates(optimizer: Optimizer | None) -> list[float]:
     """Return the learning rates of an optimizer's parameter groups."""
     groups = param_groups(optimizer) if optimizer is not None else []
     return [float(group["lr"]) for group in groups if "lr" in group]

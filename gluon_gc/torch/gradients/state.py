@@ -6,13 +6,9 @@ from typing import (
     Any,
     Collection,
     ContextManager,
-    Dict,
     Iterable,
     Mapping,
-    Optional,
     Sequence,
-    Tuple,
-    Union,
 )
 
 import torch
@@ -123,14 +119,14 @@ class CompressionState:
 
     def __init__(
         self,
-        named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
-        compression_params: Optional[Mapping[str, Any]] = None,
-        optimizer: Optional[Optimizer] = None,
-        process_group: Optional[dist.ProcessGroup] = None,
-        overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]] = None,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        compression_params: Mapping[str, Any] | None = None,
+        optimizer: Optimizer | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        overrides: Mapping[str, Mapping[str, Any] | None] | None = None,
         on_nonfinite: str = "raise",
-        grad_scaler: Optional[torch.amp.GradScaler] = None,
-        inner_group: Optional[dist.ProcessGroup] = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        inner_group: dist.ProcessGroup | None = None,
     ) -> None:
         require_on_nonfinite(on_nonfinite)
         optimizer, grad_scaler = unwrapped(optimizer), if_enabled(grad_scaler)
@@ -164,7 +160,7 @@ class CompressionState:
         add_state(self, distributed=False)
 
     @property
-    def params(self) -> Dict[str, CompressionParams]:
+    def params(self) -> dict[str, CompressionParams]:
         """The compression of each parameter, by name. "auto" is replaced by its choice."""
         if self._copied is None:
             return self.gradients.compression.params
@@ -247,8 +243,8 @@ class CompressionState:
         return self.gradients.average(gradients, absent)
 
     def average_sparse(
-        self, name: str, gradient: Optional[torch.Tensor], begins: bool = False
-    ) -> Future[Optional[torch.Tensor]]:
+        self, name: str, gradient: torch.Tensor | None, begins: bool = False
+    ) -> Future[torch.Tensor | None]:
         """Start to average a sparse gradient (COO) over all workers, uncompressed; return at once.
 
         Parameters
@@ -305,7 +301,7 @@ class CompressionState:
 
     # Checkpoints
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return this worker's residuals, momentum and random streams, by parameter.
 
         Each worker saves its own. ``torch.load(weights_only=True)`` reads it. Call this between two
@@ -314,7 +310,7 @@ class CompressionState:
         return self._copied or saving.state_dict(self)
 
     def load_state_dict(
-        self, state_dict: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True
+        self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]], strict: bool = True
     ) -> None:
         """Continue from the result of `state_dict`. All workers call this.
 
@@ -341,7 +337,7 @@ class CompressionState:
         self.require_usable()
         saving.load(self, state_dict, strict)
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         """Return the content of a copy or a pickle: no exchange, but the `state_dict`."""
         return {
             "parameters": self.parameters,
@@ -353,7 +349,7 @@ class CompressionState:
 
     # Statistics and shutdown
 
-    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
+    def compression_stats(self, reset: bool = False) -> dict[str, Any]:
         """Return the average bytes and seconds of a step, for each parameter and in total.
 
         The result is a dict of "tensors" (by name) and "total". Each has raw_bytes, ratio

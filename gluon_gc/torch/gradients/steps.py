@@ -7,12 +7,8 @@ from functools import lru_cache
 from typing import (
     TYPE_CHECKING,
     Collection,
-    Dict,
     Iterable,
-    List,
     Mapping,
-    Optional,
-    Set,
 )
 
 import torch
@@ -69,13 +65,13 @@ class GradientCompression:
         if undecided:
             tensors = [tensor.plan for tensor in self._declared(undecided)]
             self.choices = automatic.chosen(tensors, groups)
-        self._epoch: Optional[int] = None
-        self.mu: Optional[float] = None  # of all parameters with momentum; None: of their params
+        self._epoch: int | None = None
+        self.mu: float | None = None  # of all parameters with momentum; None: of their params
         self.open()
 
     def open(self) -> None:
         """Create the exchange, or a new one after the first was closed."""
-        self.params: Dict[str, CompressionParams] = dict(self.requested)
+        self.params: dict[str, CompressionParams] = dict(self.requested)
         for name, choice in self.choices.items():
             self.params[name] = candidates(self.requested[name], inner=True)[choice]
         tensors = self._declared(self.params)
@@ -91,7 +87,7 @@ class GradientCompression:
         self.drawn = {name for name, params in self.params.items() if params.draws}  # at random
         # Whether workers keep a residual or momentum for any gradient.
         self.keeps_state = any(params.keeps_state for params in compressed)
-        self.without_momentum: Set[str] = {  # their compressor applies no momentum
+        self.without_momentum: set[str] = {  # their compressor applies no momentum
             tensor.plan.name for tensor in tensors if not applies_momentum(tensor.plan, minimum)
         }
 
@@ -112,7 +108,7 @@ class GradientCompression:
             self.exchange.close()
             self.open()
 
-    def _declared(self, params: Mapping[str, CompressionParams]) -> List[DeclaredTensor]:
+    def _declared(self, params: Mapping[str, CompressionParams]) -> list[DeclaredTensor]:
         """Return the gradients of these parameters, about in the order of backward: last first."""
         numbered = reversed(list(enumerate(self._parameters.items())))
         return [
@@ -139,10 +135,10 @@ class GradientSteps:
         self,
         parameters: Mapping[str, torch.nn.Parameter],
         compression: GradientCompression,
-        optimizer: Optional[Optimizer],
-        momentum: Optional[Momentum],
+        optimizer: Optimizer | None,
+        momentum: Momentum | None,
         on_nonfinite: str,
-        grad_scaler: Optional[torch.amp.GradScaler],
+        grad_scaler: torch.amp.GradScaler | None,
     ) -> None:
         self._parameters, self.compression = parameters, compression
         self._names = {parameter: name for name, parameter in parameters.items()}
@@ -152,14 +148,14 @@ class GradientSteps:
         self.count = 0  # the steps so far, without those whose averages no optimizer applied
         self._begun = 0
         self.rates, self._ratios = LearningRates(), {}  # by parameter name
-        self._nonfinite: List[str] = []  # names of parameters, in the last step
+        self._nonfinite: list[str] = []  # names of parameters, in the last step
         self._stamp, self._loss_scale = _same, 1.0
-        self._continued: Set[str] = set()  # names whose last average is in the gradients
+        self._continued: set[str] = set()  # names whose last average is in the gradients
         self._at_close = ExitStack()
         if momentum is not None:
             self._at_close.callback(momentum.give_back)
         skips = self._on_nonfinite == "skip"
-        self._optimizer_check: Optional[OptimizerCheck] = None
+        self._optimizer_check: OptimizerCheck | None = None
         if momentum is not None or skips:
             self._optimizer_check = OptimizerCheck(self._names, compression, optimizer, skips)
             self._at_close.callback(self._optimizer_check.leave)
@@ -167,8 +163,8 @@ class GradientSteps:
         self._at_close.callback(self.undo.leave)
         self.weight_check = WeightCheck(parameters)
         self._at_close.callback(self.weight_check.leave)
-        self._averager: Optional[Averager] = None
-        self.reporter: Optional[GradientReporter] = None  # of `bps.report`
+        self._averager: Averager | None = None
+        self.reporter: GradientReporter | None = None  # of `bps.report`
         if optimizer is not None:
             leave_optimizer = around_update(optimizer, self._before_step, self._after_step)
             self._at_close.callback(leave_optimizer)
@@ -194,7 +190,7 @@ class GradientSteps:
         if self._averager is not None:
             self._averager.finish()
 
-    def take_computed(self, names: Iterable[str]) -> Set[str]:
+    def take_computed(self, names: Iterable[str]) -> set[str]:
         """Return the parameters among `names` with a gradient from backward since the last call."""
         computed = self.undo.computed.intersection(names)
         self.undo.computed.difference_update(computed)
@@ -266,9 +262,9 @@ class GradientSteps:
             else:
                 compression.lane.replace_momentum(name, staging.flat(buffer).cpu().numpy())
 
-    def _current_rates(self) -> Dict[str, float]:
+    def _current_rates(self) -> dict[str, float]:
         """Return the learning rates of parameters that begin a step, by name."""
-        rates: Dict[str, float] = {}
+        rates: dict[str, float] = {}
         for group in param_groups(self._optimizer) if self._optimizer is not None else ():
             rate = float(group.get("lr", 0.0))
             for parameter in group["params"]:
@@ -317,8 +313,8 @@ class GradientSteps:
         return future
 
     def average_sparse(
-        self, name: str, gradient: Optional[torch.Tensor]
-    ) -> Future[Optional[torch.Tensor]]:
+        self, name: str, gradient: torch.Tensor | None
+    ) -> Future[torch.Tensor | None]:
         """See `CompressionState.average_sparse`. A step has begun."""
         compression, parameter, step = self.compression, self._parameters[name], self.count
         if name not in compression.without_momentum:
@@ -326,15 +322,15 @@ class GradientSteps:
                 logger.info("the gradient of %s is sparse, so it is sent uncompressed", name)
             compression.without_momentum.add(name)
 
-        def result(found: Result) -> Optional[torch.Tensor]:
+        def result(found: Result) -> torch.Tensor | None:
             self._check(found, step)
             return None if found.unused else averages[0]
 
-        future: Future[Optional[torch.Tensor]] = future_on(parameter.device)
+        future: Future[torch.Tensor | None] = future_on(parameter.device)
         absent = gradient is None
         values = torch.zeros_like(parameter, layout=torch.sparse_coo) if absent else gradient
         stamp = _same if absent else self._stamp
-        averages: List[torch.Tensor] = []
+        averages: list[torch.Tensor] = []
         ready = gpu.mark(values.device)
         request = SparseRequest(name, values, averages.append, absent, stamp=stamp, ready=ready)
         start_sparse(compression.exchange, request, resolving(future, result))
@@ -376,7 +372,7 @@ class GradientSteps:
             pairs = [(name, self._parameters[name]) for name in names]
             self._momentum.before_step(pairs, self.compression.without_momentum)
 
-    def _take_back(self, names: List[str], whole: bool) -> None:
+    def _take_back(self, names: list[str], whole: bool) -> None:
         """Take back the exchange of these gradients, which are all gradients of a `whole` step."""
         self.compression.lane.take_back(names)
         self.rates.keep(names)

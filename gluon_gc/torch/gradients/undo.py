@@ -19,14 +19,9 @@ from typing import (
     Any,
     Callable,
     Collection,
-    Dict,
     Iterable,
     Iterator,
-    List,
     Mapping,
-    Optional,
-    Set,
-    Tuple,
 )
 
 import torch
@@ -52,16 +47,16 @@ _FIRST = 4096  # elements that `is_nonzero` reads before it reads all
 class _Average:
     """An average that no optimizer has applied, as far as is known."""
 
-    gradient: Optional[weakref.ref] = None  # the gradient when backward returned
+    gradient: weakref.ref | None = None  # the gradient when backward returned
     version: int = 0  # of this gradient
     old: bool = False  # an optimizer has since stepped other parameters
     # Whether the gradient still had the average when backward last added to it. None: it has not.
-    kept: Optional[bool] = None
-    zero: Optional[torch.Tensor] = None  # whether it is all zeros, if that can happen by chance
+    kept: bool | None = None
+    zero: torch.Tensor | None = None  # whether it is all zeros, if that can happen by chance
     # One for each step of an optimizer that may have applied the average. The result, which a GPU
     # computes, is whether the step did not apply it.
-    unless: Tuple[Callable[[], bool], ...] = ()
-    versions: Tuple[int, int] = (0, 0)  # of parameter and gradient, before the step under way
+    unless: tuple[Callable[[], bool], ...] = ()
+    versions: tuple[int, int] = (0, 0)  # of parameter and gradient, before the step under way
 
     def __init__(self, excluded: bool) -> None:
         self.excluded = excluded  # the script has said that no optimizer will apply it
@@ -82,28 +77,28 @@ class Undo(StepObserver):
     def __init__(
         self,
         parameters: Mapping[str, torch.Tensor],
-        take_back: Callable[[List[str], bool], None],
-        in_use: Optional[Callable[[List[str]], Set[str]]] = None,
+        take_back: Callable[[list[str], bool], None],
+        in_use: Callable[[list[str]], set[str]] | None = None,
     ) -> None:
         super().__init__()
         self._parameters, self._take_back = parameters, take_back
         self._names = {parameter: name for name, parameter in parameters.items()}
-        self._averages: Dict[str, _Average] = {}
-        self._last: Set[str] = set()  # all exchanged names of the last step
+        self._averages: dict[str, _Average] = {}
+        self._last: set[str] = set()  # all exchanged names of the last step
         self.digest = 0  # a 32-bit checksum of all names taken back so far, equal on all workers
-        self.computed: Set[str] = set()  # gradients from backward. Whoever averages them takes them
+        self.computed: set[str] = set()  # gradients from backward. Whoever averages them takes them
         self._warned = self._excludes = False
         self._knows_all = in_use is None
         self._in_use = in_use or (lambda names: {name for name in names if self.keeps(name)})
         self._task = -1  # the number of the backward pass whose end is awaited
-        self._marked: Dict[str, _Average] = {}  # that the step under way applies, as far as known
+        self._marked: dict[str, _Average] = {}  # that the step under way applies, as far as known
         self._closures = 0  # that are running
-        self._shown: Set[str] = set()  # averages that the step of the running closure may apply
+        self._shown: set[str] = set()  # averages that the step of the running closure may apply
         self._handles = self._hooks()
 
     # Exchanges
 
-    def begin(self, expected: bool = False) -> Set[str]:
+    def begin(self, expected: bool = False) -> set[str]:
         """Take back what no optimizer has applied, and return the names that are continued.
 
         `expected`: it is known why an optimizer has not applied them, so there is no warning.
@@ -147,7 +142,7 @@ class Undo(StepObserver):
             if name in self._averages:
                 self._averages[name].zero = ~is_nonzero(values)
 
-    def waiting(self) -> Tuple[List[str], bool]:
+    def waiting(self) -> tuple[list[str], bool]:
         """Return the names whose average is not applied, and whether they are the last step's all.
 
         A checkpoint must be without their exchange.
@@ -177,7 +172,7 @@ class Undo(StepObserver):
         for handle in self._handles:
             handle.remove()
 
-    def _drop(self, names: List[str], expected: bool) -> None:
+    def _drop(self, names: list[str], expected: bool) -> None:
         said = expected or any(self._averages[name].excluded for name in names)
         if not said and not self._warned:
             self._warned = True
@@ -196,7 +191,7 @@ class Undo(StepObserver):
 
     # Gradients
 
-    def _hooks(self) -> List[Any]:
+    def _hooks(self) -> list[Any]:
         """Register a hook before and one after backward adds to a gradient. They must be fast."""
         this, touch, follow = weakref.ref(self), weakly(self._touch), weakly(self._follow)
         current_task = torch._C._current_graph_task_id
@@ -296,7 +291,7 @@ class Undo(StepObserver):
     def _mark(self, optimizer: Optimizer) -> None:
         """Record that a step of an optimizer applies its averages, if nothing speaks against it."""
         overflow = getattr(optimizer, "found_inf", None)  # GradScaler passes it to fused optimizers
-        changed: Dict[str, torch.Tensor] = {}
+        changed: dict[str, torch.Tensor] = {}
         for group in param_groups(optimizer) if self._averages else ():
             for parameter in group["params"]:
                 name = self._names.get(parameter)
@@ -338,8 +333,8 @@ class Undo(StepObserver):
         return not average.zero and not is_nonzero(gradient)
 
     def _unless(
-        self, gradients: Dict[str, torch.Tensor], overflow: Optional[torch.Tensor]
-    ) -> Dict[str, Callable[[], bool]]:
+        self, gradients: dict[str, torch.Tensor], overflow: torch.Tensor | None
+    ) -> dict[str, Callable[[], bool]]:
         """Return whether gradients that the script has changed are zero, or overflow."""
         tensors = list(gradients.values())
         if tensors[0].is_cuda and self._knows_all:
@@ -366,7 +361,7 @@ class Undo(StepObserver):
             average.unless = ()
 
 
-def is_nonzero(gradient: Optional[torch.Tensor]) -> torch.Tensor:
+def is_nonzero(gradient: torch.Tensor | None) -> torch.Tensor:
     """Return whether a gradient has an element that is not zero, shape (). None has none."""
     if gradient is None:
         return torch.tensor(False, device="cpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Mapping
 
 import torch
 from accelerate import Accelerator
@@ -15,9 +15,9 @@ def compress(
     accelerator: Accelerator,
     model: torch.nn.Module,
     optimizer: Optimizer,
-    compression_params: Optional[Mapping[str, Any]] = None,
-    algorithm: Union[None, str, Mapping[str, Any]] = None,
-    report: Optional[Mapping[str, Any]] = None,
+    compression_params: Mapping[str, Any] | None = None,
+    algorithm: None | str | Mapping[str, Any] = None,
+    report: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AttachedCompression:
     """Compress the gradients of a prepared model, or step its optimizer by an algorithm.

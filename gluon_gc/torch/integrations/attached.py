@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -33,12 +33,12 @@ class AttachedCompression:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: Optional[Optimizer],
-        compression_params: Optional[Mapping[str, Any]] = None,
-        algorithm: Union[None, str, Mapping[str, Any]] = None,
-        grad_scaler: Optional[torch.amp.GradScaler] = None,
+        optimizer: Optimizer | None,
+        compression_params: Mapping[str, Any] | None = None,
+        algorithm: None | str | Mapping[str, Any] = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
         gathers_everywhere: bool = False,
-        report: Optional[Mapping[str, Any]] = None,
+        report: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.model = _in_ddp(model)
@@ -48,7 +48,7 @@ class AttachedCompression:
         self._everywhere, self._without_ddp = gathers_everywhere, ExitStack()
         self._optimizer = inner
         named = self.model.module.named_parameters()
-        self.state: Union[CompressionState, AlgorithmState]
+        self.state: CompressionState | AlgorithmState
         if algorithm is None:
             self.state = CompressionState(
                 named, compression_params, optimizer, grad_scaler=grad_scaler, **options
@@ -61,7 +61,7 @@ class AttachedCompression:
             DistributedOptimizer(optimizer, named, **options)
             self.state = inner.compression_state
             hook = local_gradients_hook
-        self.reporter: Optional[Reporter] = None
+        self.reporter: Reporter | None = None
         try:
             self.model.register_comm_hook(self.state, hook)
             # DDP cannot begin a static graph within no_sync.
@@ -96,7 +96,7 @@ class AttachedCompression:
     def set_epoch(self, epoch: int) -> None:
         self.state.set_epoch(epoch)
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the states of all workers on the worker with rank 0, which writes the checkpoint.
 
         Other workers get an empty dict, unless `gathers_everywhere`.
@@ -114,7 +114,7 @@ class AttachedCompression:
         """
         self.load(lambda: _workers(state_dict))
 
-    def load(self, read: Callable[[], Union[StateDict, Sequence[StateDict]]]) -> None:
+    def load(self, read: Callable[[], StateDict | Sequence[StateDict]]) -> None:
         """Continue from the state or states that `read` returns on each worker.
 
         If `read` fails on one worker, all workers raise an error.
@@ -138,7 +138,7 @@ def _in_ddp(model: torch.nn.Module) -> DistributedDataParallel:
     return model
 
 
-def _workers(state_dict: Mapping[str, Any]) -> List[StateDict]:
+def _workers(state_dict: Mapping[str, Any]) -> list[StateDict]:
     if "workers" not in state_dict:
         raise ValueError("this checkpoint has no states of all workers' compression")
     return state_dict["workers"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, Mapping
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -40,15 +40,15 @@ class CompressionCallback(Callback):
 
     def __init__(
         self,
-        compression_params: Optional[Mapping[str, Any]] = None,
-        algorithm: Union[None, str, Mapping[str, Any]] = None,
-        report: Optional[Mapping[str, Any]] = None,
+        compression_params: Mapping[str, Any] | None = None,
+        algorithm: None | str | Mapping[str, Any] = None,
+        report: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self._arguments = (compression_params, algorithm)
         self._options = {"report": report, **options}
-        self.compression: Optional[AttachedCompression] = None
-        self._loaded: Optional[Dict[str, Any]] = None
+        self.compression: AttachedCompression | None = None
+        self._loaded: dict[str, Any] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the checkpoint of an earlier call. The Trainer reads the next one after this."""
@@ -80,10 +80,10 @@ class CompressionCallback(Callback):
         """Keep gradients local: manual optimization undoes DDP's no_sync after each batch."""
         self.compression.keep_gradients_local()
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the states of all workers on the worker that writes the checkpoint."""
         return {} if self.compression is None else self.compression.state_dict()
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a checkpoint's states until the model and the optimizer are ready."""
         self._loaded = state_dict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Union
+from typing import Any, Mapping
 
 import torch
 import torch.distributed as dist
@@ -51,14 +51,14 @@ class CompressionCallback(TrainerCallback):
     def __init__(
         self,
         trainer: Trainer,
-        compression_params: Optional[Mapping[str, Any]] = None,
-        algorithm: Union[None, str, Mapping[str, Any]] = None,
-        report: Optional[Mapping[str, Any]] = None,
+        compression_params: Mapping[str, Any] | None = None,
+        algorithm: None | str | Mapping[str, Any] = None,
+        report: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self._trainer, self._options = trainer, {"report": report, **options}
         self._arguments = (compression_params, algorithm)
-        self.compression: Optional[AttachedCompression] = None
+        self.compression: AttachedCompression | None = None
         self._epoch, self._run = 0, ""
 
     def on_train_begin(
@@ -122,13 +122,11 @@ class CompressionCallback(TrainerCallback):
             torch.save(saved, folder / _file(dist.get_rank()))
 
 
-def _file(rank: Union[int, str]) -> str:
+def _file(rank: int | str) -> str:
     return f"gluon_gc_{rank}.pt"
 
 
-def _read(
-    args: TrainingArguments, usual: Path, step: int, run: str
-) -> Union[StateDict, List[StateDict]]:
+def _read(args: TrainingArguments, usual: Path, step: int, run: str) -> StateDict | list[StateDict]:
     """Return this worker's state in a checkpoint, or all states for another number of workers.
 
     The Trainer does not tell callbacks the folder of the checkpoint. So the files must be of this
@@ -154,7 +152,7 @@ def _read(
     )
 
 
-def _state(file: Path, run: str, step: int) -> Optional[StateDict]:
+def _state(file: Path, run: str, step: int) -> StateDict | None:
     """Return the state in a file. Return None if it is of another run or step."""
     saved = torch.load(file, map_location="cpu", weights_only=True)
     return saved["state"] if (saved["run"], saved["step"]) == (run, step) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Tuple, Type
+from typing import Any, Mapping
 
 from torch.optim import Optimizer
 
@@ -10,7 +10,7 @@ from ..gradients.optimizer_hooks import let_step_call_hooks
 
 
 class _Added:
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _copied, (kind_of(self), self.__getstate__())
 
 
@@ -22,7 +22,7 @@ class _Copied(_Added):
     """Added to the class of a copied or unpickled distributed optimizer, which cannot step."""
 
 
-def kind_of(optimizer: Optimizer) -> Type[Optimizer]:
+def kind_of(optimizer: Optimizer) -> type[Optimizer]:
     """Return the class that an optimizer had before it was made distributed."""
     return next(c for c in type(optimizer).__mro__ if not issubclass(c, _Added))
 
@@ -31,7 +31,7 @@ def restore(optimizer: Optimizer) -> None:
     optimizer.__class__ = kind_of(optimizer)
 
 
-def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
+def _copied(kind: type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
     copied_class = type(kind.__name__, (_Copied, kind), {})
     optimizer = copied_class.__new__(copied_class)
     optimizer.__setstate__(contents)

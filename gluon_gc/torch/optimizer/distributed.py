@@ -10,16 +10,11 @@ from typing import (
     Callable,
     Collection,
     ContextManager,
-    Dict,
     Iterable,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
-    Optional,
     Sequence,
-    Tuple,
-    Union,
 )
 
 import torch
@@ -70,8 +65,8 @@ class Averager:
         self.set_passes(passes)
         self.state, self._optimizer = state, optimizer
         self.skips = False  # whether the optimizer steps without averaging
-        self._buckets: Optional[List[Bucket]] = None  # unknown until the first gradients exist
-        self._averages: Dict[torch.Tensor, Callable[[], Any]] = {}  # weak references to them
+        self._buckets: list[Bucket] | None = None  # unknown until the first gradients exist
+        self._averages: dict[torch.Tensor, Callable[[], Any]] = {}  # weak references to them
         self._begin()
         state.gradients.follow(self)
         # A script may compile a whole step, but torch.compile cannot trace these methods.
@@ -85,11 +80,11 @@ class Averager:
         self.passes = checked_passes(passes)
 
     def _begin(self) -> None:
-        self._passes: Dict[torch.Tensor, int] = dict.fromkeys(self.state.parameters.values(), 0)
+        self._passes: dict[torch.Tensor, int] = dict.fromkeys(self.state.parameters.values(), 0)
         self._left = len(self._passes)  # the parameters that wait for further backward passes
         # The gradients as backward left them, with their versions.
-        self._made: Dict[torch.Tensor, Tuple[torch.Tensor, int]] = {}
-        self._under_way: List[UnderWay] = []
+        self._made: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
+        self._under_way: list[UnderWay] = []
         self._averaged = False
 
     # Backward
@@ -225,7 +220,7 @@ class Averager:
 
 def _buckets(
     parameters: Mapping[str, torch.nn.Parameter], of_sparse: Collection[torch.Tensor]
-) -> List[Bucket]:
+) -> list[Bucket]:
     """Group parameters of one device, the last ones first, as in backward."""
     return plan.batches(
         reversed(list(parameters.values())),
@@ -287,12 +282,12 @@ class Averaging(Distributed):
 
 def DistributedOptimizer(
     optimizer: Optimizer,
-    named_parameters: Optional[Iterable[Tuple[str, torch.nn.Parameter]]] = None,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
     staleness: int = 0,
-    compression_params: Optional[Mapping[str, Any]] = None,
-    algorithm: Union[None, str, Mapping[str, Any]] = None,
+    compression_params: Mapping[str, Any] | None = None,
+    algorithm: None | str | Mapping[str, Any] = None,
     **options: Any,
 ) -> Optimizer:
     """Make an optimizer average gradients over all workers during backward.
@@ -367,8 +362,8 @@ def DistributedOptimizer(
 
 
 def checked_parameters(
-    optimizer: Optimizer, named_parameters: Optional[Iterable[Tuple[str, torch.nn.Parameter]]]
-) -> List[Tuple[str, torch.nn.Parameter]]:
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
+) -> list[tuple[str, torch.nn.Parameter]]:
     """Return named_parameters, or raise ValueError unless they fit a new DistributedOptimizer.
 
     An optimizer that was one, and is closed, gets the class back that it had before.
@@ -392,14 +387,14 @@ def checked_parameters(
     return named
 
 
-def _stepped(optimizer: Optimizer) -> List[torch.nn.Parameter]:
+def _stepped(optimizer: Optimizer) -> list[torch.nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 def average_gradients(
     optimizer: Optimizer,
-    named: Iterable[Tuple[str, torch.nn.Parameter]],
-    params: Optional[Mapping[str, Any]],
+    named: Iterable[tuple[str, torch.nn.Parameter]],
+    params: Mapping[str, Any] | None,
     passes: int,
     make_averager: Callable[[Optimizer, int, CompressionState], Averager] = Averager,
     added: type = Averaging,

@@ -15,7 +15,7 @@ residuals. A weight that equals a tensor of the state is the same tensor.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from torch.optim import Optimizer
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _OWNER = "a DistributedOptimizer with an algorithm"
 
 
-def state_dict(state: AlgorithmState) -> Dict[str, Any]:
+def state_dict(state: AlgorithmState) -> dict[str, Any]:
     """Return this worker's checkpoint."""
     kinds = {
         kind: {name: array.detach().clone() for name, array in arrays.items()}
@@ -63,7 +63,7 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
     }
 
 
-def _of_optimizer(optimizer: Optimizer) -> Dict[str, Any]:
+def _of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """Return a copy of an optimizer's state_dict, with this worker's parts of sharded tensors."""
     saved = copy.deepcopy(optimizer.state_dict())
     for values in saved["state"].values():
@@ -84,7 +84,7 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     optimizer.load_state_dict(loaded)
 
 
-def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) -> None:
+def load(state: AlgorithmState, given: StateDict | Sequence[StateDict]) -> None:
     """Continue from this worker's checkpoint, or from those of all former workers.
 
     The workers first check their checkpoints.
@@ -129,7 +129,7 @@ def _in_host_memory(state: State) -> State:
     return {kind: {n: array.cpu() for n, array in arrays.items()} for kind, arrays in state.items()}
 
 
-def _choice(state: AlgorithmState, given: Sequence[Any]) -> Optional[Decision]:
+def _choice(state: AlgorithmState, given: Sequence[Any]) -> Decision | None:
     """Return the choice of "auto" in the first checkpoint, unless it is made here already.
 
     All workers must have the same.
@@ -138,7 +138,7 @@ def _choice(state: AlgorithmState, given: Sequence[Any]) -> Optional[Decision]:
     if automatic is None or not automatic.undecided:
         return None  # on all workers
 
-    def saved_choice() -> Optional[Decision]:
+    def saved_choice() -> Decision | None:
         for worker in given[:1]:
             state_dicts.require_format(worker, "algorithm", _OWNER)
             saved = {tensor["name"]: tensor["compression"] for tensor in worker["tensors"]}
@@ -152,7 +152,7 @@ def _choice(state: AlgorithmState, given: Sequence[Any]) -> Optional[Decision]:
     )
 
 
-def _described(state: AlgorithmState) -> Dict[str, Any]:
+def _described(state: AlgorithmState) -> dict[str, Any]:
     """Return the values, except the algorithm, that a checkpoint and the state must share."""
     return {
         **state_dicts.described_workers(state.rounds.exchange),
@@ -178,9 +178,7 @@ def _renamed(state: AlgorithmState, given: Any) -> Any:
     }
 
 
-def _checked(
-    state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]
-) -> List[StateDict]:
+def _checked(state: AlgorithmState, given: StateDict | Sequence[StateDict]) -> list[StateDict]:
     """Return the state_dicts by rank, or raise ValueError if one does not fit."""
 
     def read(worker: Any) -> States:
@@ -196,7 +194,7 @@ def _checked(
     return workers
 
 
-def _check_one(state: AlgorithmState, given: StateDict) -> Dict[str, str]:
+def _check_one(state: AlgorithmState, given: StateDict) -> dict[str, str]:
     """Raise ValueError if a state_dict of any rank does not fit. Return the names of its tensors.
 
     Its residuals are not checked.
@@ -213,7 +211,7 @@ def _check_one(state: AlgorithmState, given: StateDict) -> Dict[str, str]:
 def _residuals(workers: Sequence[StateDict], kind: str, lane: Lane, several: bool) -> Saved:
     """Return the arrays of state_dicts for the vectors of a kind of round."""
     names = {chunk.piece.tensor for chunk in lane.chunks}
-    arrays: List[Arrays] = []
+    arrays: list[Arrays] = []
     for worker in workers:
         arrays.append({})
         for saved_kind, tensors in worker["residuals"].items():
@@ -236,7 +234,7 @@ def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:
             fitting.check(NOUN, f"shape of the {kind} of parameter '{name}'", *shapes)
 
 
-def _sizes(optimizer: Mapping[str, Any]) -> List[int]:
+def _sizes(optimizer: Mapping[str, Any]) -> list[int]:
     return [len(group["params"]) for group in optimizer["param_groups"]]
 
 

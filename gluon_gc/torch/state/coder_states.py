@@ -16,12 +16,9 @@ from typing import (
     Dict,
     Iterable,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
-    Optional,
     Sequence,
-    Tuple,
 )
 
 import numpy as np
@@ -45,7 +42,7 @@ Tensors = Dict[str, Dict[str, torch.Tensor]]
 INNER = "inner"
 
 
-def coders(exchanged: Iterable[ExchangedChunk]) -> Iterator[Tuple[str, Slice, Coder]]:
+def coders(exchanged: Iterable[ExchangedChunk]) -> Iterator[tuple[str, Slice, Coder]]:
     """Yield this worker's coders, with their nodes; see above."""
     for chunk in exchanged:
         if chunk.coder is not None:
@@ -133,7 +130,7 @@ class Senders(NamedTuple):
 
     @classmethod
     def of(
-        cls, params: Mapping[str, CompressionParams], machines: Optional[Groups], workers: int
+        cls, params: Mapping[str, CompressionParams], machines: Groups | None, workers: int
     ) -> Iterator[Senders]:
         """Yield the tensors that machines sum first, and the others."""
         single = [[rank] for rank in range(workers)]
@@ -141,7 +138,7 @@ class Senders(NamedTuple):
             names = {name for name, own in params.items() if own.hierarchical == hierarchical}
             yield cls(names, machines if hierarchical and machines is not None else single)
 
-    def joined(self, arrays: Sequence[Arrays]) -> List[Arrays]:
+    def joined(self, arrays: Sequence[Arrays]) -> list[Arrays]:
         """Return the arrays of each sender, given those of all workers."""
         return [
             {
@@ -161,7 +158,7 @@ class Saved(NamedTuple):
 
     arrays: Sequence[Arrays]
     several: bool
-    machines: Optional[Groups]  # whose workers summed first
+    machines: Groups | None  # whose workers summed first
 
     def check(
         self,

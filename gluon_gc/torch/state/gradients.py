@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import torch
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by kind of `Momentum.state`
 
 
-def state_dict(state: CompressionState) -> Dict[str, Any]:
+def state_dict(state: CompressionState) -> dict[str, Any]:
     """Return this worker's state_dict. Backward may not be under way.
 
     It is without the exchanges whose averages no optimizer has applied.
@@ -52,9 +52,7 @@ def state_dict(state: CompressionState) -> Dict[str, Any]:
     }
 
 
-def load(
-    state: CompressionState, given: Union[StateDict, Sequence[StateDict]], strict: bool
-) -> None:
+def load(state: CompressionState, given: StateDict | Sequence[StateDict], strict: bool) -> None:
     """Check the result of `state_dict`, and continue from it; see `CompressionState`.
 
     The workers agree before each part, so that all of them fail if one fails.
@@ -118,7 +116,7 @@ def _facts(workers: Sequence[States]) -> Facts:
     ]
 
 
-def _described(state: CompressionState) -> Dict[str, Any]:
+def _described(state: CompressionState) -> dict[str, Any]:
     """Return the values that a state_dict and the loading state must share."""
     return {
         **state_dicts.described_workers(state.exchange),
@@ -150,7 +148,7 @@ def _fitting(
     return saved
 
 
-def _without_mu(parameters: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+def _without_mu(parameters: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return descriptions of parameters with "mu" as a bool: whether there is momentum.
 
     The value of the momentum may change during training.
@@ -161,7 +159,7 @@ def _without_mu(parameters: Sequence[Mapping[str, Any]]) -> List[Mapping[str, An
     ]
 
 
-def apply(lane: Lane, momentum: Optional[Momentum], arrays: Arrays) -> None:
+def apply(lane: Lane, momentum: Momentum | None, arrays: Arrays) -> None:
     """Continue from these arrays. Missing arrays start from zero."""
     coder_states.restore(lane.chunks, arrays)
     if momentum is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ class Shard(NamedTuple):
 
     index: int  # the position of the parameter in the module
     tensor: DeclaredTensor
-    chunks: List[plan.Chunk]
+    chunks: list[plan.Chunk]
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Shards:
         """The number of elements in a worker's shards of all parameters."""
         return sum(self.sizes.values())
 
-    def keys(self, worker: int) -> List[str]:
+    def keys(self, worker: int) -> list[str]:
         """Return the names of a worker's shards."""
         return [_key(name, worker) for name in self.sizes]
 
-    def split_all(self, rows: torch.Tensor) -> Dict[str, torch.Tensor]:
+    def split_all(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Like `split`, for the shards of all workers: a tensor with a row for each worker."""
         return {
             key: values
@@ -64,7 +64,7 @@ class Shards:
             for key, values in self.split(worker, row).items()
         }
 
-    def split(self, worker: int, row: torch.Tensor) -> Dict[str, torch.Tensor]:
+    def split(self, worker: int, row: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a worker's shards by their names, as views of the flat tensor that has them."""
         return dict(zip(self.keys(worker), row.split(list(self.sizes.values()))))
 
@@ -79,12 +79,12 @@ class Shards:
 
     def chunks(
         self, worker: int, like: torch.Tensor, exchange: Exchange, draws: bool
-    ) -> Dict[str, List[ExchangedChunk]]:
+    ) -> dict[str, list[ExchangedChunk]]:
         """Return the chunks of a worker's shards, with new coders, by the names of the shards.
 
         `draws`: compressors may draw random numbers. All workers call this. `like`: see `cut`.
         """
-        chunks: Dict[str, List[ExchangedChunk]] = {}
+        chunks: dict[str, list[ExchangedChunk]] = {}
         arrays, streams = exchange.arrays, exchange.streams
         for index, tensor, planned in self.cut(worker, like):
             if draws:
@@ -105,7 +105,7 @@ class Shards:
         """Return facts that must be the same on all workers. `like`: see `cut`."""
         return plan.facts([shard.tensor.plan for shard in self.cut(0, like)])
 
-    def describe(self) -> List[Dict[str, Any]]:
+    def describe(self) -> list[dict[str, Any]]:
         """Return the values that a checkpoint and the loading module must share."""
         return [
             {
@@ -136,7 +136,7 @@ class Exchanges:
 
     def __init__(self, entropy: bytes = b"") -> None:
         self.entropy = entropy
-        self._of_ranks: Dict[Tuple[int, ...], Exchange] = {}
+        self._of_ranks: dict[tuple[int, ...], Exchange] = {}
 
     def of(self, group: dist.ProcessGroup) -> Exchange:
         """Return the exchange of a group's workers. All of them call this together."""
@@ -156,9 +156,9 @@ class Unit:
 
     shards: Shards
     dtype: torch.dtype  # real, in which FSDP passes parameters or gradients
-    undo: Optional[Undo] = None  # takes back exchanges of gradients that no optimizer has applied
+    undo: Undo | None = None  # takes back exchanges of gradients that no optimizer has applied
 
-    def elements(self) -> Dict[str, int]:
+    def elements(self) -> dict[str, int]:
         """Return the number of elements in a collective, by parameter."""
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ class Unit:
 class CollectiveUnit(Unit):
     """A compressed collective that replaces one of FSDP's, among all workers that have shards."""
 
-    def elements(self) -> Dict[str, int]:
+    def elements(self) -> dict[str, int]:
         return {name: size * self.shards.workers for name, size in self.shards.sizes.items()}
 
     def allocate(
@@ -223,13 +223,13 @@ class ModelCompression:
                     contexts.enter_context(unit.undo.not_applied())
             yield
 
-    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
+    def compression_stats(self, reset: bool = False) -> dict[str, Any]:
         """Return the average bytes and seconds of a collective, for each parameter and in total.
 
         The keys are those of `CompressionState.compression_stats`. With `reset`, the next call
         averages over later collectives only.
         """
-        sizes: Dict[str, Size] = {}
+        sizes: dict[str, Size] = {}
         for unit in self._units:
             for name, elements in unit.elements().items():
                 sizes[name] = Size(elements * unit.dtype.itemsize, elements)
@@ -242,7 +242,7 @@ class ShardedCompression(ModelCompression):
 
     _units: Sequence[CollectiveUnit]
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return this worker's state, as plain values and tensors.
 
         The key of its tensors has the rank, so the workers' dicts can be merged. Before the first
@@ -292,7 +292,7 @@ class ShardedCompression(ModelCompression):
                 unit.check(unit_tensors)
         return tensors
 
-    def _described(self) -> Dict[str, Any]:
+    def _described(self) -> dict[str, Any]:
         """Return the values that a state_dict and the loading state must share."""
         shards = tuple(shard for unit in self._units for shard in unit.shards.describe())
         return {"world_size": dist.get_world_size(), "shards": shards}

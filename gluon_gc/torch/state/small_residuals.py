@@ -10,7 +10,7 @@ residuals for sharded training.
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ class Scratch:
 
     def __init__(self) -> None:
         self._blocks = 0
-        self._memory: Dict[Tuple[torch.device, torch.dtype], torch.Tensor] = {}
-        self._orders: Dict[torch.device, gpu.Order] = {}
+        self._memory: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+        self._orders: dict[torch.device, gpu.Order] = {}
 
     def reserve(self, sizes: Iterable[int]) -> None:
         """Make room for a module's residuals of these sizes, before the first `take`."""
@@ -108,7 +108,7 @@ class SmallResiduals:
     def _of(self, tensors: Collection[str]) -> Iterator[slice]:
         return (blocks for tensor, blocks in self._blocks if tensor in tensors)
 
-    def _rounded(self) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _rounded(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the values and exponents of the residuals that are in the scratch memory."""
         limit = 2**_BITS - 1
         with self._order.queue():
@@ -124,9 +124,9 @@ class SmallResiduals:
         return powers.to(self._residuals.dtype)
 
 
-def small_residuals(chunks: Iterable[ExchangedChunk], scratch: Scratch) -> List[SmallResiduals]:
+def small_residuals(chunks: Iterable[ExchangedChunk], scratch: Scratch) -> list[SmallResiduals]:
     """Return the residuals of chunks with error feedback, by device."""
-    by_device: Dict[torch.device, List[ExchangedChunk]] = {}
+    by_device: dict[torch.device, list[ExchangedChunk]] = {}
     for chunk in chunks:
         by_device.setdefault(chunk.coder.device, []).append(chunk)
     return [SmallResiduals(of_device, scratch) for of_device in by_device.values()]

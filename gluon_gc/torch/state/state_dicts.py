@@ -6,15 +6,11 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
-    Dict,
     Iterable,
-    List,
     Mapping,
     NamedTuple,
-    Optional,
     Sequence,
     TypeVar,
-    Union,
 )
 
 import torch
@@ -73,9 +69,9 @@ def require_format(given: Any, key: str, owner: str) -> None:
 
 def by_rank(
     exchange: Exchange,
-    given: Union[StateDict, Sequence[StateDict]],
+    given: StateDict | Sequence[StateDict],
     read: Callable[[StateDict], States],
-) -> List[States]:
+) -> list[States]:
     """Read this worker's state_dict, or those of all workers that saved, in the order of ranks.
 
     Raise ValueError if they are not of workers that can continue here.
@@ -89,13 +85,13 @@ def by_rank(
     return [states for _, states in named]
 
 
-def described_workers(exchange: Exchange) -> Dict[str, Any]:
+def described_workers(exchange: Exchange) -> dict[str, Any]:
     """Return the rank, the number of workers, and the workers of each machine that sums first."""
     machines = exchange.machines and [list(group) for group in exchange.machines.groups]
     return {"rank": exchange.rank, "world_size": exchange.workers, "machines": machines}
 
 
-def machines_of(header: Description) -> Optional[Groups]:
+def machines_of(header: Description) -> Groups | None:
     """Return the workers of each machine that summed first. Older state_dicts have their number."""
     machines, workers = header["machines"], header["world_size"]
     if not isinstance(machines, int):
@@ -123,39 +119,39 @@ class Names(NamedTuple):
     parameters: Mapping[str, torch.nn.Parameter]
     aliases: Mapping[str, str]
 
-    def of(self, given: StateDict, saved: Iterable[str]) -> Dict[str, str]:
+    def of(self, given: StateDict, saved: Iterable[str]) -> dict[str, str]:
         """Return the names here of a state_dict's parameters, by the names that it has for them.
 
         Only one name is left of several whose parameters are tied here.
         """
-        others: Dict[str, List[str]] = {}
+        others: dict[str, list[str]] = {}
         for alias, name in given.get("aliases", {}).items():
             others.setdefault(name, []).append(alias)
-        names: Dict[str, str] = {}
+        names: dict[str, str] = {}
         for name in saved:
             here = (self._here(each) for each in (name, *others.get(name, ())))
             names.setdefault(next((each for each in here if each), name), name)
         return {there: here for here, there in names.items()}
 
-    def _here(self, name: str) -> Optional[str]:
+    def _here(self, name: str) -> str | None:
         return name if name in self.parameters else self.aliases.get(name)
 
 
-def renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> Dict[str, Any]:
+def renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Return the values under the names here, without those of other names."""
     return {names[name]: value for name, value in values.items() if name in names}
 
 
 def renamed_parameters(
     parameters: Iterable[Description], names: Mapping[str, str]
-) -> List[Description]:
+) -> list[Description]:
     """Return descriptions with the names here, without those of other names."""
     return [{**p, "name": names[p["name"]]} for p in parameters if p["name"] in names]
 
 
 def described_parameters(
     parameters: Mapping[str, torch.nn.Parameter], params: Mapping[str, CompressionParams]
-) -> List[Dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Return the parameters and their compression as plain values."""
     return [
         {
@@ -170,7 +166,7 @@ def described_parameters(
 
 def check_parameters(
     there: Iterable[Description], here: Iterable[Description], strict: bool
-) -> Dict[str, str]:
+) -> dict[str, str]:
     """Return the names of the parameters in both descriptions; ValueError if they do not match.
 
     Each description has a "name". With `strict`, both must have the same names.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,11 +74,11 @@ class _Suspended(NamedTuple):
     """The data with which a worker resumes."""
 
     rendezvous: Rendezvous  # of the former workers
-    kept: List[_Kept]
-    declared: Dict[str, CompressionParams]  # the compression of push_pull's tensors
+    kept: list[_Kept]
+    declared: dict[str, CompressionParams]  # the compression of push_pull's tensors
 
 
-_suspended: Optional[_Suspended] = None
+_suspended: _Suspended | None = None
 
 
 def suspend() -> None:

@@ -17,8 +17,8 @@ Groups = Tuple[Optional[dist.ProcessGroup], Optional[dist.ProcessGroup]]
 
 
 def new_exchange(
-    group: Optional[dist.ProcessGroup] = None,
-    inner_group: Optional[dist.ProcessGroup] = None,
+    group: dist.ProcessGroup | None = None,
+    inner_group: dist.ProcessGroup | None = None,
     two_levels: bool = True,
 ) -> Exchange:
     """Return an exchange of all workers, or of those in a group. All of them call this.

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -43,19 +43,17 @@ class Tensors:
     copy = staticmethod(gpu.copy_scaled)
     check_finite = staticmethod(gpu.check_finite)
 
-    def memory(
-        self, size: int, device: Optional[torch.device] = None
-    ) -> Union[np.ndarray, torch.Tensor]:
+    def memory(self, size: int, device: torch.device | None = None) -> np.ndarray | torch.Tensor:
         if device is None:
             return gpu.memory(size)
         with gpu.queue(device):
             return torch.zeros(size, dtype=torch.uint8, device=device)
 
-    def view(self, room: Union[np.ndarray, torch.Tensor], dtype: str) -> torch.Tensor:
+    def view(self, room: np.ndarray | torch.Tensor, dtype: str) -> torch.Tensor:
         room = torch.from_numpy(room) if isinstance(room, np.ndarray) else room
         return room.view(getattr(torch, dtype))
 
-    def order(self, device: Optional[torch.device], memory: Iterable[torch.Tensor]) -> Order:
+    def order(self, device: torch.device | None, memory: Iterable[torch.Tensor]) -> Order:
         if device is None:
             return _HostOrder()
         with gpu.queue(device):
@@ -81,7 +79,7 @@ class Tensors:
     def in_host_memory(self, device: torch.device) -> bool:
         return gpu.in_host_memory(device)
 
-    def keeps_payloads(self, device: torch.device, compressor: Optional[Compressor]) -> bool:
+    def keeps_payloads(self, device: torch.device, compressor: Compressor | None) -> bool:
         if not nccl.is_chosen() or gpu.in_host_memory(device):
             return False
         return compressor is None or gpu.has_kernels(device, compressor)
@@ -92,7 +90,7 @@ class Tensors:
         params: CompressionParams,
         n: int,
         dtype: str,
-        start: Optional[streams.State] = None,
+        start: streams.State | None = None,
         decodes_only: bool = False,
     ) -> Coder:
         if device is not None and gpu.has_kernels(device, params.compressor):
@@ -127,7 +125,7 @@ class GpuCoder(Coder):
         params: CompressionParams,
         n: int,
         dtype: str,
-        start: Optional[streams.State],
+        start: streams.State | None,
         decodes_only: bool = False,
     ) -> None:
         self.device = device
@@ -135,7 +133,7 @@ class GpuCoder(Coder):
         with gpu.queue(device):
             gpu.mark(device).synchronize()  # another thread will use the state
 
-    def set_epoch(self, epoch: Optional[int]) -> None:
+    def set_epoch(self, epoch: int | None) -> None:
         super().set_epoch(epoch)
         self.gpu_codec = self._params.codec(self._n, self._dtype, epoch, "cuda")
 
@@ -154,7 +152,7 @@ class GpuCoder(Coder):
         self._copies.append(tensors)
         return self._refer_to(_addresses(tensors))
 
-    def memory(self) -> List[torch.Tensor]:
+    def memory(self) -> list[torch.Tensor]:
         """Return the tensors of the state that there are now."""
         return [tensor for copy in self._copies for tensor in copy if tensor is not None]
 
@@ -177,7 +175,7 @@ class GpuCoder(Coder):
         self._references = [kernels.StateReference(_addresses(self._copies[0]))]
 
 
-def _addresses(tensors: Sequence[Optional[torch.Tensor]]) -> kernels.StateAddresses:
+def _addresses(tensors: Sequence[torch.Tensor | None]) -> kernels.StateAddresses:
     momentum, *memory = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
     return kernels.StateAddresses(momentum, (ctypes.c_void_p * 2)(*memory))
 
@@ -200,7 +198,7 @@ class ByHost(HostCalls):
         addresses = [copy.data_ptr() for copy in copies]
         self._compress(addresses, positions, job.scale, ratios, states)
 
-    def decompress(self, job: Job, positions: Positions) -> List[bool]:
+    def decompress(self, job: Job, positions: Positions) -> list[bool]:
         copies, sums = [self._copies[chunk] for chunk in self.delivered], job.request.sums
         self._decompress([copy.data_ptr() for copy in copies], positions)
         with sums.queue():
@@ -267,7 +265,7 @@ class BetweenGpus(_GpuCalls):
         self._aggregate.read([buffers.received[c] for c in aggregated])
         self._aggregate.write([buffers.answer[c] for c in aggregated])
         super().__init__(chunks, buffers, self._aggregate.memory)
-        self._finite: Optional[_Finite] = None
+        self._finite: _Finite | None = None
         if any(chunk.checked for chunk in self.delivered):
             self._finite = _Finite(self._decompress.statuses_on_gpu)
             self._decompress.write_statuses()
@@ -324,7 +322,7 @@ class OnGpu(_GpuCalls):
     def aggregate(self, states: States, positions: Positions) -> None:
         self._aggregate(positions=positions, states=states)
 
-    def decompress(self, job: Job, positions: Positions) -> List[bool]:
+    def decompress(self, job: Job, positions: Positions) -> list[bool]:
         self._inspect(positions=positions)
         with self._order.queue():  # the host waits for these copies only, not for the decoding
             for payloads, received in self._copies_of_answers:
@@ -343,7 +341,7 @@ def _like(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def _pairs(
     on_gpu: Mapping[ExchangedChunk, torch.Tensor], on_host: Mapping[ExchangedChunk, np.ndarray]
-) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(tensor, torch.from_numpy(on_host[chunk])) for chunk, tensor in on_gpu.items()]
 
 

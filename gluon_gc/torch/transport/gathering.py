@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,33 +23,33 @@ Gather = Callable[[Any, str], List[Any]]
 """Returns the objects of all workers, given this worker's object and the common action in words."""
 
 
-def gather(mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None) -> List[Any]:
+def gather(mine: Any, doing: str, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return the picklable objects of all workers of a group, by rank.
 
     `doing` is the common action of the workers, such as "call resume". A warning contains it if a
     worker does not come. The default group is that of all workers.
     """
-    gathered: List[Any] = [None] * dist.get_world_size(group)
+    gathered: list[Any] = [None] * dist.get_world_size(group)
     with _naming_missing(doing, group):
         dist.all_gather_object(gathered, mine, group=group)
     return gathered
 
 
 def gather_to_first(
-    mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None
-) -> Optional[List[Any]]:
+    mine: Any, doing: str, group: dist.ProcessGroup | None = None
+) -> list[Any] | None:
     """Like `gather`, but only the worker with rank 0 receives the objects. Others get None."""
     first = dist.get_global_rank(group or dist.group.WORLD, 0)
     size = dist.get_world_size(group)
-    gathered: Optional[List[Any]] = [None] * size if dist.get_rank() == first else None
+    gathered: list[Any] | None = [None] * size if dist.get_rank() == first else None
     with _naming_missing(doing, group):
         dist.gather_object(mine, gathered, dst=first, group=group)
     return gathered
 
 
 def gather_numbers(
-    mine: Sequence[int], doing: str, group: Optional[dist.ProcessGroup] = None
-) -> List[Tuple[int, ...]]:
+    mine: Sequence[int], doing: str, group: dist.ProcessGroup | None = None
+) -> list[tuple[int, ...]]:
     """Like `gather`, for int64 numbers. Each worker passes equally many."""
     gathered = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.int64, device="cpu")
     with _naming_missing(doing, group):
@@ -64,7 +64,7 @@ def agree(gather: Gather, facts: Facts, doing: str) -> None:
 
 
 @contextmanager
-def _naming_missing(doing: str, group: Optional[dist.ProcessGroup]) -> Iterator[None]:
+def _naming_missing(doing: str, group: dist.ProcessGroup | None) -> Iterator[None]:
     """Return a context for a collective, whose error names the workers that did not come."""
     group = group or dist.group.WORLD
     _calls[group.group_name] += 1

@@ -9,7 +9,7 @@ one step ahead (`expect`).
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ class Gloo:
         env.prepare_gloo()
 
     def new_group(
-        self, ranks: Sequence[int], timeout: Optional[timedelta], everybody: bool
+        self, ranks: Sequence[int], timeout: timedelta | None, everybody: bool
     ) -> dist.ProcessGroup:
         return dist.new_group(
             list(ranks), timeout, backend="gloo", use_local_synchronization=not everybody
@@ -47,7 +47,7 @@ class GlooMessages:
         self._group, self._tag = group, tag
         self._ranks = dist.get_process_group_ranks(group)
         self._rooms = _tensors(rooms)
-        self._sent: List[Tuple[int, dist.Work]] = []
+        self._sent: list[tuple[int, dist.Work]] = []
         self._member = 0  # the one that `wait` waits for
         self.expect()
 
@@ -77,6 +77,6 @@ class GlooMessages:
         return f"worker {own} waits for worker {other}"
 
 
-def _tensors(arrays: Mapping[int, np.ndarray]) -> List[Tuple[int, torch.Tensor]]:
+def _tensors(arrays: Mapping[int, np.ndarray]) -> list[tuple[int, torch.Tensor]]:
     """Return the arrays that are not empty, as tensors, with their members."""
     return [(member, torch.from_numpy(array)) for member, array in arrays.items() if array.size]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, Optional, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class _Own(threading.local):
     """The CUDA streams of one thread, and whether its queue has copied to or from host memory."""
 
     def __init__(self) -> None:
-        self.streams: Dict[torch.device, cuda.Stream] = {}
+        self.streams: dict[torch.device, cuda.Stream] = {}
         self.has_copied = False
 
 
@@ -74,7 +74,7 @@ def wait(device: torch.device) -> None:
 
 
 @contextmanager
-def queue(device: torch.device, *events: Any) -> Iterator[Optional[int]]:
+def queue(device: torch.device, *events: Any) -> Iterator[int | None]:
     """Queue the GPU work of this context in the thread's own stream, after these events.
 
     If the work copies to or from host memory, the host waits for it at the end. The context yields
@@ -105,17 +105,17 @@ class Order:
     def __init__(self, device: torch.device, memory: Iterable[torch.Tensor] = ()) -> None:
         self._device, self._memory = device, list(memory)
         self._start = mark(device)
-        self._last: Dict[int, Any] = {}  # the last event of each stream that has used the memory
+        self._last: dict[int, Any] = {}  # the last event of each stream that has used the memory
 
-    def queue(self) -> ContextManager[Optional[int]]:
+    def queue(self) -> ContextManager[int | None]:
         """Return a `gpu.queue` after all work so far."""
         return self._queue(self._start, *self._last.values())
 
-    def queue_beside(self) -> ContextManager[Optional[int]]:
+    def queue_beside(self) -> ContextManager[int | None]:
         """Return a `gpu.queue` after the start, which may overlap with work of other threads."""
         return self._queue(self._start)
 
-    def _queue(self, *events: Any) -> ContextManager[Optional[int]]:
+    def _queue(self, *events: Any) -> ContextManager[int | None]:
         return self._queued(events) if has_streams(self._device) else nullcontext()
 
     @contextmanager

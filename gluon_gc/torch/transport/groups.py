@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence, Tuple
 
 import torch.distributed as dist
 from torch.distributed import constants
@@ -33,30 +33,30 @@ _DEFAULT_TIMEOUTS = (constants.default_pg_timeout, constants.default_pg_nccl_tim
 class Lease(NamedTuple):
     """Two groups, and their number among the groups that were made with the same key."""
 
-    key: Tuple[Make, Tuple[int, ...]]
+    key: tuple[Make, tuple[int, ...]]
     number: int
     pair: Pair
 
 
 _TAGS = 2**16  # the number of tags that an exchange may use
 
-_asked: Optional[timedelta] = None
-_free: Dict[Tuple[Make, Tuple[int, ...]], List[Lease]] = defaultdict(list)
-_made: Dict[Tuple[Make, Tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
-_leased: Dict[int, Lease] = {}  # by the id of the pair
-_returned: List[Lease] = []
-_uses: Dict[Tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
-_kept: List[Any] = []
-_alone: List[dist.ProcessGroup] = []
+_asked: timedelta | None = None
+_free: dict[tuple[Make, tuple[int, ...]], list[Lease]] = defaultdict(list)
+_made: dict[tuple[Make, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
+_leased: dict[int, Lease] = {}  # by the id of the pair
+_returned: list[Lease] = []
+_uses: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+_kept: list[Any] = []
+_alone: list[dist.ProcessGroup] = []
 
 
-def ask_for(timeout: Optional[timedelta]) -> None:
+def ask_for(timeout: timedelta | None) -> None:
     """Set the time-out of groups that are made from now on; None: see `timeout`."""
     global _asked
     _asked = timeout
 
 
-def timeout() -> Optional[timedelta]:
+def timeout() -> timedelta | None:
     """Return the time-out of new groups; None: PyTorch's default.
 
     It is the one that `bps.init` was given, or else the longer one of GLUON_GC_TIMEOUT and the
@@ -69,7 +69,7 @@ def timeout() -> Optional[timedelta]:
     return max((limit for limit in limits if limit is not None), default=None)
 
 
-def _of_script() -> Optional[timedelta]:
+def _of_script() -> timedelta | None:
     """Return the time-out that the script gave `init_process_group`; None if it gave none."""
     if not dist.is_initialized():
         return None
@@ -118,14 +118,14 @@ def give_back(pair: Pair) -> None:
         _returned.append(lease)
 
 
-def settle(group: Optional[dist.ProcessGroup]) -> None:
+def settle(group: dist.ProcessGroup | None) -> None:
     """Make those groups available that all their workers have given back.
 
     All workers of `group` call this. None: all workers.
     """
     own = list(_returned)
     described = [(lease.key[0].__module__, lease.key[1], lease.number) for lease in own]
-    workers: List[Any] = [None] * dist.get_world_size(group)
+    workers: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(workers, described, group=group)
     by_rank = dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), map(set, workers)))
     common = [
@@ -158,7 +158,7 @@ class Tags:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._first = next(_uses[tuple(ranks)]) * _TAGS % TRANSPORT.tags
-        self._taken: Set[int] = set()
+        self._taken: set[int] = set()
 
     def take(self, identity: int) -> int:
         """Return an unused tag.

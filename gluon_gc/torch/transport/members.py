@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ class GroupMembers:
         self._sorted = sorted(self.ranks)
         self._in_group = [self._sorted.index(rank) for rank in self.ranks]
         self._groups = groups.take(self._sorted, everybody)
-        self._nccl_groups: Optional[groups.Pair] = None
+        self._nccl_groups: groups.Pair | None = None
         self._tags = groups.Tags(self._sorted)
 
     def messages(self, phase: int, tag: int, rooms: Mapping[int, np.ndarray]) -> Messages:
@@ -38,19 +38,19 @@ class GroupMembers:
     def all_reduce(self, values: torch.Tensor) -> dist.Work:
         return dist.all_reduce(values, group=self._groups[0], async_op=True)
 
-    def gather(self, mine: Any, doing: str) -> List[Any]:
+    def gather(self, mine: Any, doing: str) -> list[Any]:
         # The other group may sum tensors meanwhile, on another thread.
         gathered = gathering.gather(mine, doing, self._groups[1])
         return [gathered[rank] for rank in self._in_group]
 
-    def gather_to_first(self, mine: Any, doing: str) -> Optional[List[Any]]:
+    def gather_to_first(self, mine: Any, doing: str) -> list[Any] | None:
         """Like `gather`, but only the member with rank 0 gets a list. Others get None.
 
         The ranks must be sorted.
         """
         return gathering.gather_to_first(mine, doing, self._groups[1])
 
-    def gather_numbers(self, mine: Sequence[int], doing: str) -> List[Tuple[int, ...]]:
+    def gather_numbers(self, mine: Sequence[int], doing: str) -> list[tuple[int, ...]]:
         """Like `gather`, for integers. Each member passes equally many."""
         gathered = gathering.gather_numbers(mine, doing, self._groups[1])
         return [gathered[rank] for rank in self._in_group]
@@ -61,7 +61,7 @@ class GroupMembers:
             self._nccl_groups = groups.take(self._sorted, self._everybody, nccl.new_group)
         return self._nccl_groups
 
-    def close(self, keep: Optional[Any] = None) -> None:
+    def close(self, keep: Any | None = None) -> None:
         if keep is not None:
             groups.keep(keep)
         groups.give_back(self._groups)
@@ -83,7 +83,7 @@ class _Messages:
         messages = groups.TRANSPORT.messages(group, tag, self._by_rank(rooms))
         self._send, self.wait, self.expect = messages.send, messages.wait, messages.expect
 
-    def _by_rank(self, arrays: Mapping[int, np.ndarray]) -> Dict[int, np.ndarray]:
+    def _by_rank(self, arrays: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         return {self._in_group[member]: array for member, array in arrays.items()}
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
@@ -92,9 +92,9 @@ class _Messages:
 
 def find_machines(
     ranks: Sequence[int],
-    group: Optional[dist.ProcessGroup],
-    inner_group: Optional[dist.ProcessGroup],
-) -> Optional[Machines]:
+    group: dist.ProcessGroup | None,
+    inner_group: dist.ProcessGroup | None,
+) -> Machines | None:
     """Return the machines of a group's workers, which have these ranks in the job.
 
     They are the inner groups that the workers give or, without any, the launcher's machines. The
@@ -103,8 +103,8 @@ def find_machines(
     if len(ranks) == 1 and inner_group is None:
         return None
     stated = Stated(
-        env.of_torchrun("LOCAL_WORLD_SIZE") or 1,
-        env.of_torchrun("LOCAL_RANK") or 0,
+        env.get("LOCAL_WORLD_SIZE") or 1,
+        env.get("LOCAL_RANK") or 0,
         None if inner_group is None else _ranks_of(inner_group),
     )
     machines = groups_of(ranks, gathering.gather(stated, "set up their compression", group))
@@ -118,7 +118,7 @@ def find_machines(
     return Machines(machines, number, local_rank, inside, across)
 
 
-def _ranks_of(inner_group: dist.ProcessGroup) -> List[int]:
+def _ranks_of(inner_group: dist.ProcessGroup) -> list[int]:
     """Return the ranks of an inner group's workers in the job; empty if this worker is not in it.
 
     Raises TypeError if it is not a ProcessGroup.

@@ -6,7 +6,7 @@ Gloo carries a header for each owner, which the CPU reads.
 from __future__ import annotations
 
 from itertools import chain
-from typing import Collection, List, Mapping, Sequence, Tuple
+from typing import Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -61,7 +61,7 @@ class GpuMessages:
             for other, memory in messages.items()
             if memory.numel()
         ]
-        self._under_way: List[dist.Work] = []
+        self._under_way: list[dist.Work] = []
 
     def start(self) -> None:
         """Start to send and to receive. Returns at once."""
@@ -146,7 +146,7 @@ class GpuToAll(ToAll):
         )
         self._payload_bytes = sum(map(sum, payloads))
 
-    def start(self) -> List[int]:
+    def start(self) -> list[int]:
         self._payloads.start()
         return super().start()
 
@@ -156,12 +156,12 @@ class GpuToAll(ToAll):
         return headers + self._payload_bytes
 
 
-def _divided(sizes: Sequence[WireSizes]) -> Tuple[List[WireSizes], List[List[int]]]:
+def _divided(sizes: Sequence[WireSizes]) -> tuple[list[WireSizes], list[list[int]]]:
     """Return each owner's header, if it has one, and the bytes of its payloads."""
     return [each[:1] for each in sizes], [[size.most for size in each[1:]] for each in sizes]
 
 
-def _joined(of_headers, headers: Sequence[WireSizes], of_payloads) -> List:
+def _joined(of_headers, headers: Sequence[WireSizes], of_payloads) -> list:
     """Return each owner's header in front of its payloads."""
     heads = iter(of_headers)
     return [
@@ -178,7 +178,7 @@ def _memory(sizes: Sequence[int], rows: int, device: torch.device) -> torch.Tens
         return torch.zeros(rows, offsets(sizes)[-1], dtype=torch.uint8, device=device)
 
 
-def _rooms(memory: torch.Tensor, sizes: Sequence[int]) -> List[torch.Tensor]:
+def _rooms(memory: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
     """Return the parts of memory, shape (..., bytes), with these sizes."""
     begins = offsets(sizes)
     return [memory[..., begin : begin + size] for begin, size in zip(begins, sizes)]

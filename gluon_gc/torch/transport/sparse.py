@@ -6,7 +6,7 @@ Each worker receives the rows of all workers, and adds them up in the order of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class SparseRequest:
     announced = None
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         return [self.name]
 
 
@@ -59,7 +59,7 @@ class SparseSum(Stages):
         )
         self.collectives = [self._heads]
 
-    def shares(self) -> List[Tuple[str, float]]:
+    def shares(self) -> list[tuple[str, float]]:
         return [(self._name, 1.0)]
 
     def send(self, task: Task) -> None:
@@ -130,7 +130,7 @@ class _Rows:
         parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (indices, values)]
         return torch.cat(parts).numpy()
 
-    def joined(self) -> Tuple[torch.Tensor, torch.Tensor]:
+    def joined(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the indices and the values of all workers, in the order of their ranks."""
         indices = [torch.empty(0, self._dimensions, dtype=torch.int64, device="cpu")]
         values = [self._like.new_empty(0, *self._like.shape[1:])]
@@ -147,7 +147,7 @@ def start_sparse(exchange: Exchange, request: SparseRequest, done: Done) -> None
     """Start to average a sparse tensor. See `Exchange.start`."""
     transfers, name = exchange.transfers, request.name
 
-    def make() -> List[SparseSum]:
+    def make() -> list[SparseSum]:
         return [SparseSum(name, transfers.link(header.identity([Slice(name, 0, 0)])))]
 
     exchange.start(request, transfers.of(("sparse", name), make), done)

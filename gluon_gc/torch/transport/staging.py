@@ -8,11 +8,8 @@ from typing import (
     Any,
     Callable,
     ContextManager,
-    Dict,
     Iterable,
-    List,
     Mapping,
-    Optional,
     Sequence,
 )
 
@@ -127,7 +124,7 @@ class Staged:
         self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self._values.items()}
         # The tensors whose values are in other memory.
         self._apart = [n for n, t in self._tensors.items() if self._begins[n][0] != t.data_ptr()]
-        self.memory: List[torch.Tensor] = []  # on a GPU: one tensor of each storage
+        self.memory: list[torch.Tensor] = []  # on a GPU: one tensor of each storage
         if gpu.has_streams(self.device):
             both = (*self._tensors.values(), *self._values.values())
             self.memory += {t.untyped_storage().data_ptr(): t for t in both}.values()
@@ -137,16 +134,16 @@ class Staged:
         """Return the values of a slice."""
         return self._values[piece.tensor][piece.begin : piece.end]
 
-    def addresses(self, pieces: Sequence[Slice]) -> List[int]:
+    def addresses(self, pieces: Sequence[Slice]) -> list[int]:
         """Return the memory addresses of the values of slices."""
         begins = [self._begins[piece.tensor] for piece in pieces]
         return [begin + piece.begin * size for piece, (begin, size) in zip(pieces, begins)]
 
-    def queue(self) -> ContextManager[Optional[int]]:
+    def queue(self) -> ContextManager[int | None]:
         """Return a `gpu.queue` on their device, after the work that computes them."""
         return self._order.queue_beside()
 
-    def finished(self) -> ContextManager[Optional[int]]:
+    def finished(self) -> ContextManager[int | None]:
         """Return a `gpu.queue` after all work on them."""
         return self._order.queue()
 
@@ -188,7 +185,7 @@ def declared(
     like: torch.Tensor,
     params: CompressionParams,
     index: int,
-    size: Optional[int] = None,
+    size: int | None = None,
     called: str = "",
     on_nonfinite: str = "propagate",
     offset: int = 0,
@@ -204,7 +201,7 @@ def declared(
     return DeclaredTensor(plan, wire_of(like.dtype, params.fp16), like.device)
 
 
-def sizes_of(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Size]:
+def sizes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Size]:
     """Return the sizes of tensors, for statistics."""
     return {n: Size(t.numel() * t.itemsize, t.numel()) for n, t in tensors.items()}
 
@@ -228,7 +225,7 @@ def future_on(device: torch.device) -> Future[Any]:
 
 
 def resolving(
-    future: Future[Any], result: Callable[[Result], Any], staged: Optional[Staged] = None
+    future: Future[Any], result: Callable[[Result], Any], staged: Staged | None = None
 ) -> Done:
     """Return a `Done` that sets the value of a future to `result` of an exchange's result.
 
@@ -236,7 +233,7 @@ def resolving(
     is called again with the error.
     """
 
-    def done(found: Optional[Result], error: Optional[BaseException]) -> None:
+    def done(found: Result | None, error: BaseException | None) -> None:
         if error is not None:
             future.set_exception(error)
             return

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Union
+from typing import Any, Callable, Mapping, Optional
 
 import pytest
 
@@ -39,7 +39,7 @@ def exchange():
 """
 
 
-def of_no_cluster() -> Dict[str, str]:
+def of_no_cluster() -> dict[str, str]:
     """Return this process's environment without the variables of a cluster."""
     ours = ("DMLC_", "BYTEPS_", "PS_")
     clean = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
@@ -62,7 +62,7 @@ class Cluster:
     def __init__(self, folder: Path, workers: int, servers: int, **variables: Any) -> None:
         self.folder = folder
         self.workers = workers
-        self.processes: Dict[str, Union[subprocess.Popen, Forked]] = {}
+        self.processes: dict[str, subprocess.Popen | Forked] = {}
         self.environment = {
             **of_no_cluster(),
             "DMLC_PS_ROOT_URI": "127.0.0.1",
@@ -106,7 +106,7 @@ class Cluster:
         node = {"DMLC_WORKER_ID": rank, **variables} if role == "worker" else variables
         self.start(f"{role}{rank}", [sys.executable, "-c", code], **node)
 
-    def command(self, rank: Union[int, str], job: Job, arguments: Arguments = None) -> List[str]:
+    def command(self, rank: int | str, job: Job, arguments: Arguments = None) -> list[str]:
         """Return the command of a worker that runs a job (worker.py)."""
         file = self.folder / f"job{rank}"
         file.write_bytes(pickle.dumps((job.__module__, job.__name__, arguments or {})))
@@ -118,7 +118,7 @@ class Cluster:
         worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": rank, **variables}
         self.start(f"worker{rank}", self.command(rank, job, arguments), **worker)
 
-    def start(self, name: str, command: List[str], **variables: Any) -> None:
+    def start(self, name: str, command: list[str], **variables: Any) -> None:
         environment = {**self.environment, **{k: str(v) for k, v in variables.items()}}
         log_file = self.folder / f"{name}.log"
         log_file.touch()
@@ -140,7 +140,7 @@ class Cluster:
         for name in [n for n in self.environment if n.startswith("DMLC_")]:
             del self.environment[name]
 
-    def result_file(self, rank: Union[int, str]) -> Path:
+    def result_file(self, rank: int | str) -> Path:
         return self.folder / f"result{rank}"
 
     def log(self, name: str) -> str:
@@ -174,7 +174,7 @@ class Cluster:
             assert time.monotonic() < deadline, f"{otherwise} within {timeout} s{self.logs()}"
             time.sleep(0.02)
 
-    def ended(self) -> List[str]:
+    def ended(self) -> list[str]:
         """Return the names of the processes that have ended."""
         return [name for name, process in self.processes.items() if process.poll() is not None]
 
@@ -193,7 +193,7 @@ class Cluster:
             code = self.wait(name)
             assert code == 0, f"{name} ended with {code}\n{self.log(name)}"
 
-    def results(self) -> List[Any]:
+    def results(self) -> list[Any]:
         """Wait for the end of all processes, and return what each worker's job returned."""
         self.wait_for_end()
         return [self.result(rank) for rank in range(self.workers)]
@@ -208,7 +208,7 @@ class Cluster:
             process.wait()
 
 
-def _states(threads: Path) -> Set[str]:
+def _states(threads: Path) -> set[str]:
     """Return the states of a process's threads as letters; empty if a thread has just ended."""
     with suppress(OSError):
         stats = [stat.read_text() for stat in threads.glob("*/stat")]
@@ -222,7 +222,7 @@ def start_cluster(
     arguments: Arguments = None,
     workers: int = 2,
     servers: int = 1,
-    variables: Optional[Dict[str, Any]] = None,
+    variables: dict[str, Any] | None = None,
 ) -> Cluster:
     """Start a job on every worker of a cluster with a parameter server.
 
@@ -245,7 +245,7 @@ def start_machine(
     job: Job,
     arguments: Arguments = None,
     workers: int = 2,
-    variables: Optional[Dict[str, Any]] = None,
+    variables: dict[str, Any] | None = None,
 ) -> Cluster:
     """Start a job on the workers of one machine, without scheduler and servers."""
     own = {"DMLC_NUM_WORKER": 1, "BYTEPS_LOCAL_SIZE": workers, **(variables or {})}
@@ -257,7 +257,7 @@ def start_machine(
     return cluster
 
 
-def launch(script: str, *options: str, **variables: Any) -> List[str]:
+def launch(script: str, *options: str, **variables: Any) -> list[str]:
     """Run a script under bpslaunch with a clean environment; returns the lines of its output."""
     command = [sys.executable, str(BPSLAUNCH), *options, sys.executable, "-c", script]
     process = subprocess.run(
@@ -277,8 +277,8 @@ def start_horovod(
     job: Job,
     arguments: Arguments = None,
     workers: int = 2,
-    variables: Optional[Dict[str, Any]] = None,
-    hosts: Optional[str] = None,
+    variables: dict[str, Any] | None = None,
+    hosts: str | None = None,
 ) -> Cluster:
     """Start a job on workers that horovodrun starts."""
     needs_horovod()
@@ -291,7 +291,7 @@ def start_horovod(
 
 
 def start_local(
-    folder: Path, job: Job, arguments: Arguments = None, variables: Optional[Dict[str, Any]] = None
+    folder: Path, job: Job, arguments: Arguments = None, variables: dict[str, Any] | None = None
 ) -> Cluster:
     """Start a job in one process without a cluster."""
     cluster = Cluster(folder, 1, 0, **(variables or {}))
@@ -349,8 +349,8 @@ def start_forked_horovod(
     job: Job,
     arguments: Arguments = None,
     workers: int = 2,
-    variables: Optional[Dict[str, Any]] = None,
-    hosts: Optional[str] = None,
+    variables: dict[str, Any] | None = None,
+    hosts: str | None = None,
 ) -> Cluster:
     """Start a job on Horovod workers, by default all on this host."""
     needs_horovod()

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -59,7 +59,7 @@ class Hosts(Cluster):
         self.stop()
         self.network.__exit__()
 
-    def start(self, name: str, command: List[str], **variables: Any) -> None:
+    def start(self, name: str, command: list[str], **variables: Any) -> None:
         super().start(name, self.network.command(self.hosts[name], command), **variables)
 
     def train(self) -> None:
@@ -84,7 +84,7 @@ class Hosts(Cluster):
 
         self.wait_until(reached, f"{more} steps were not made", timeout)
 
-    def finish(self) -> List[Dict[str, Any]]:
+    def finish(self) -> list[dict[str, Any]]:
         """Let all workers end after the same step, a few steps from now; returns their results."""
         part = self.folder / "part"
         part.write_text(str(self.steps() + 20))

@@ -18,7 +18,7 @@ import sys
 import time
 from importlib import import_module, reload
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Mapping
 
 ROOT = Path(__file__).resolve().parents[3]
 _READ_AT_IMPORT = (
@@ -36,7 +36,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _read_at_import(environment: Mapping[str, str]) -> Dict[str, str]:
+def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     prefixes, names = _READ_AT_IMPORT
     return {
         name: value
@@ -50,14 +50,14 @@ class Forked:
 
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self._nursery, self.pid = nursery, pid
-        self.returncode: Optional[int] = None
+        self.returncode: int | None = None
 
-    def poll(self) -> Optional[int]:
+    def poll(self) -> int | None:
         if self.returncode is None:
             self.returncode = self._nursery.ask(ended=self.pid)
         return self.returncode
 
-    def wait(self, timeout: Optional[float] = None) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
             if deadline is not None and time.monotonic() > deadline:
@@ -88,7 +88,7 @@ class Nursery:
                 preexec_fn=die_with_parent,
             )
 
-    def serves(self, command: List[str], environment: Mapping[str, str]) -> bool:
+    def serves(self, command: list[str], environment: Mapping[str, str]) -> bool:
         """Return whether a command can be forked: it imports both, in the same environment."""
         python, what = command[:2]
         if what == "-c":
@@ -98,7 +98,7 @@ class Nursery:
         alike = _read_at_import(environment) == self._alike
         return python == sys.executable and imports and alike and self._process.poll() is None
 
-    def start(self, command: List[str], environment: Mapping[str, str], log: Path) -> Forked:
+    def start(self, command: list[str], environment: Mapping[str, str], log: Path) -> Forked:
         """Start a command, with its output in a file."""
         about = {"arguments": command[1:], "environment": dict(environment), "log": str(log)}
         return Forked(self, self.ask(start=about))
@@ -108,7 +108,7 @@ class Nursery:
         return json.loads(self._requests.recv(_MOST_BYTES))
 
 
-def _serve(requests: socket.socket) -> Dict[str, Any]:
+def _serve(requests: socket.socket) -> dict[str, Any]:
     """Answer requests until the tests end. In a forked child, return the command to run."""
     while True:
         text = requests.recv(_MOST_BYTES)
@@ -134,7 +134,7 @@ def _exit_code(status: int) -> int:
 def _become(about: Mapping[str, Any]) -> None:
     """Run a script, or the code after -c, as a newly started Python would."""
     die_with_parent()
-    streams: Tuple[Tuple[str, int, Tuple[int, ...]], ...] = (
+    streams: tuple[tuple[str, int, tuple[int, ...]], ...] = (
         (os.devnull, os.O_RDONLY, (0,)),
         (about["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, (1, 2)),
     )

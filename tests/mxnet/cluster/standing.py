@@ -15,7 +15,7 @@ import time
 from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, List, Mapping, Optional
 
 import pytest
 
@@ -60,7 +60,7 @@ class _Standing:
         self._tell((job.__module__, job.__name__, dict(arguments or {})))
         ranks = range(self._cluster.workers)
         files = [self._jobs / f"result{self._number - 1}-{rank}" for rank in ranks]
-        came: Dict[int, Any] = {}
+        came: dict[int, Any] = {}
 
         def collect() -> bool:
             for rank in set(ranks) - came.keys():
@@ -68,7 +68,7 @@ class _Standing:
                     came[rank] = pickle.loads(files[rank].read_bytes())
             return len(came) == len(files)
 
-        def problems() -> List[str]:
+        def problems() -> list[str]:
             return [f"worker {rank}: {said}" for rank, (_, said) in sorted(came.items()) if said]
 
         ended, name = self._cluster.ended, job.__name__
@@ -102,7 +102,7 @@ class _Standing:
         self._number += 1
 
 
-_standing: Dict[str, _Standing] = {}  # the one that ran a job last is the last
+_standing: dict[str, _Standing] = {}  # the one that ran a job last is the last
 
 
 def end() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -45,7 +45,7 @@ class Numpy:
         self.states = [codec.state() for codec in self.codecs]
         self.drawn = [0] * len(self.codecs)
 
-    def _positions(self) -> List[kernels.Position]:
+    def _positions(self) -> list[kernels.Position]:
         return [kernels.position(*pair) for pair in zip(self.starts, self.drawn)]
 
     def move_on(self) -> None:
@@ -53,7 +53,7 @@ class Numpy:
         self.positions = self._positions()
         self.drawn = [drawn + codec.draws for drawn, codec in zip(self.drawn, self.codecs)]
 
-    def compress(self, gradients: List[np.ndarray], ratio: float) -> List[np.ndarray]:
+    def compress(self, gradients: list[np.ndarray], ratio: float) -> list[np.ndarray]:
         """Return a payload for each chunk."""
         values = self.message.chunks(gradients)
         self.move_on()
@@ -61,13 +61,13 @@ class Numpy:
         nodes = zip(self.codecs, values, self.states, self.positions)
         return [codec.compress(x, state, p, **kwargs)[0] for codec, x, state, p in nodes]
 
-    def aggregate(self, payloads: List[List[np.ndarray]]) -> List[np.ndarray]:
+    def aggregate(self, payloads: list[list[np.ndarray]]) -> list[np.ndarray]:
         """Return a payload for each chunk, of the sum over the nodes."""
         self.move_on()
         nodes = zip(self.codecs, zip(*payloads), self.states, self.positions)
         return [aggregate(codec, np.stack(rows), state, p)[0] for codec, rows, state, p in nodes]
 
-    def decompress(self, payloads: List[List[np.ndarray]]) -> List[np.ndarray]:
+    def decompress(self, payloads: list[list[np.ndarray]]) -> list[np.ndarray]:
         """Return the sum of the nodes' payloads, in gradients that contained 7 before."""
         nodes = zip(self.codecs, zip(*payloads), self.positions)
         sums = [codec.decompress(np.stack(rows), p)[0] for codec, rows, p in nodes]
@@ -78,9 +78,9 @@ class Message(NamedTuple):
     """Compressed chunks: each of its own tensor, or all of one tensor (cut)."""
 
     params: CompressionParams
-    epoch: Optional[int]
+    epoch: int | None
     dtype: str
-    sizes: Tuple[int, ...]
+    sizes: tuple[int, ...]
     cut: bool
     seed: int
 
@@ -88,10 +88,10 @@ class Message(NamedTuple):
     def work(self) -> str:
         return working_dtype(self.dtype)
 
-    def codecs(self) -> List[kernels.Codec]:
+    def codecs(self) -> list[kernels.Codec]:
         return [self.params.codec(n, self.work, self.epoch) for n in self.sizes]
 
-    def starts(self, node: int) -> List[Tuple[int, int]]:
+    def starts(self, node: int) -> list[tuple[int, int]]:
         alike = 0 if self.params.compressor.traits.draws_alike else node
         return [(START[0] + i, START[1] + alike) for i in range(len(self.sizes))]
 
@@ -103,22 +103,22 @@ class Message(NamedTuple):
         return codec
 
     @property
-    def offsets(self) -> Tuple[Tuple[int, int], ...]:
+    def offsets(self) -> tuple[tuple[int, int], ...]:
         """For each chunk: its tensor and its start. The first chunk starts at element 1."""
         if self.cut:
             return tuple((0, 1 + at) for at in itertools.accumulate((0, *self.sizes[:-1])))
         return tuple((i, 1) for i in range(len(self.sizes)))
 
-    def gradients(self, step: int, node: int = 0) -> List[np.ndarray]:
+    def gradients(self, step: int, node: int = 0) -> list[np.ndarray]:
         random = np.random.default_rng((self.seed, step, node))
         lengths = [sum(self.sizes) + 2] if self.cut else [n + 2 for n in self.sizes]
         return [random.standard_normal(n).astype(self.dtype) for n in lengths]
 
-    def chunks(self, gradients: List[np.ndarray]) -> List[np.ndarray]:
+    def chunks(self, gradients: list[np.ndarray]) -> list[np.ndarray]:
         offsets = zip(self.offsets, self.sizes)
         return [gradients[i][at : at + n].astype(self.work) for (i, at), n in offsets]
 
-    def gradients_with(self, chunks: List[np.ndarray]) -> List[np.ndarray]:
+    def gradients_with(self, chunks: list[np.ndarray]) -> list[np.ndarray]:
         results = [np.full_like(gradient, 7) for gradient in self.gradients(0)]
         for (i, at), chunk in zip(self.offsets, chunks):
             cast = half_from_float(chunk) if self.dtype == "float16" else chunk
@@ -153,7 +153,7 @@ def example(name: str, **more: Any) -> Message:
     return Message(params, None, "float32", (100, 30), True, 1)._replace(**more)
 
 
-def in_mxnet(gradients: List[np.ndarray]) -> List[mx.nd.NDArray]:
+def in_mxnet(gradients: list[np.ndarray]) -> list[mx.nd.NDArray]:
     return [mx.nd.array(gradient, dtype=gradient.dtype) for gradient in gradients]
 
 
@@ -170,18 +170,18 @@ def decompressed(codec: MessageCoder, received: Any, message: Message, **kwargs:
     return [result.asnumpy() for result in results]
 
 
-def used(codecs: List[kernels.Codec], payloads: List[np.ndarray]) -> List[bytes]:
+def used(codecs: list[kernels.Codec], payloads: list[np.ndarray]) -> list[bytes]:
     pairs = zip(codecs, payloads)
     return [payload[: codec.used(payload)].tobytes() for codec, payload in pairs]
 
 
-def payloads_in(message: mx.nd.NDArray, codecs: List[kernels.Codec]) -> List[bytes]:
+def payloads_in(message: mx.nd.NDArray, codecs: list[kernels.Codec]) -> list[bytes]:
     """Return the bytes in use of consecutive payloads."""
     ends = list(itertools.accumulate(codec.payload_bytes for codec in codecs))
     return used(codecs, np.split(message.asnumpy().view(np.uint8).ravel(), ends[:-1]))
 
 
-def framed_words(codec: MessageCoder, payloads: List[bytes]) -> np.ndarray:
+def framed_words(codec: MessageCoder, payloads: list[bytes]) -> np.ndarray:
     """Return the expected contents of a message's rows."""
     body, rows = b"".join(payloads), codec.rows()
     if rows.varies:
@@ -198,7 +198,7 @@ def sent_words(message: Any, rows: Any, rank: int) -> np.ndarray:
     return message.data.asnumpy().view(np.uint32).ravel()
 
 
-def union(messages: List[Any]) -> Any:
+def union(messages: list[Any]) -> Any:
     """Return all rows in one array, as a server holds them."""
     data = np.concatenate([message.data.asnumpy() for message in messages])
     indices = np.concatenate([message.indices.asnumpy() for message in messages])

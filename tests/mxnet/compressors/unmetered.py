@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -46,7 +46,7 @@ class Node:
     def array(self, values: np.ndarray) -> mx.nd.NDArray:
         return mx.nd.array(values, ctx=self.context, dtype=values.dtype)
 
-    def _draw(self) -> Dict[str, str]:
+    def _draw(self) -> dict[str, str]:
         """Return the positions in the random streams for the next call."""
         if self.message.params.compressor.traits.draws:
             pairs = zip(self.message.starts(0), self.codecs)
@@ -56,7 +56,7 @@ class Node:
         return self._positions
 
     def compress(
-        self, gradients: List[np.ndarray], ratio: float = 1.0, factor: Optional[float] = None
+        self, gradients: list[np.ndarray], ratio: float = 1.0, factor: float | None = None
     ) -> mx.nd.NDArray:
         factors = [] if factor is None else [self.array(np.array([factor]))]
         attributes = dict(states=len(self.states), clipped=len(factors))
@@ -79,7 +79,7 @@ class Node:
             **self._draw(),
         )
 
-    def decompress(self, messages: np.ndarray, count: int) -> List[np.ndarray]:
+    def decompress(self, messages: np.ndarray, count: int) -> list[np.ndarray]:
         """Return gradients that contained 7 before, and the chunks' statuses."""
         results = [self.array(np.full_like(one, 7)) for one in self.message.gradients(0)]
         attributes = dict(arrays=1, count=count)
@@ -93,5 +93,5 @@ class Node:
         assert statuses.context == self.context
         return [array.asnumpy() for array in (*results, statuses)]
 
-    def kept(self) -> List[bytes]:
+    def kept(self) -> list[bytes]:
         return [state.asnumpy().tobytes() for state in self.states]

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import threading
-from typing import Collection, Counter, Dict, Sequence
+from typing import Collection, Counter, Sequence
 
 import mxnet as mx
 import pytest
@@ -43,7 +43,7 @@ class PacketCounter:
 
     def __init__(self, addresses: Collection[str]) -> None:
         self.received: Counter[str] = collections.Counter()
-        self._ends: Dict[bytes, int] = {}  # by connection: the sequence number after its last byte
+        self._ends: dict[bytes, int] = {}  # by connection: the sequence number after its last byte
         self._addresses = {socket.inet_aton(address): address for address in addresses}
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
         _filter_by_target(self._socket, list(self._addresses))

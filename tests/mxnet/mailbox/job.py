@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -30,7 +30,7 @@ def network(contexts: int = 1, seed: int = 0, outputs: int = OUTPUTS) -> gluon.H
     return net
 
 
-def trainer_of(net: gluon.HybridBlock, config: Dict[str, Any]) -> bps.DistributedTrainer:
+def trainer_of(net: gluon.HybridBlock, config: dict[str, Any]) -> bps.DistributedTrainer:
     return bps.DistributedTrainer(
         net.collect_params(),
         config.get("optimizer", "sgd"),
@@ -62,7 +62,7 @@ class Batches:
         return sum(loss.asscalar() for loss in losses) / batch_size
 
 
-def values_of(net: gluon.HybridBlock) -> Dict[str, np.ndarray]:
+def values_of(net: gluon.HybridBlock) -> dict[str, np.ndarray]:
     """Copies of the parameters, on their first context."""
     return {name: p.list_data()[0].asnumpy() for name, p in net.collect_params().items()}
 
@@ -73,12 +73,12 @@ def has_equal_copies(net: gluon.HybridBlock) -> bool:
     return all((other == first).all() for first, *others in copies for other in others)
 
 
-def work(config: Dict[str, Any]) -> None:
+def work(config: dict[str, Any]) -> None:
     """Train until the file "stop" exists, or for the config's "steps"."""
     folder, name = Path(config["folder"]), config["name"]
     contexts, batch_size = config.get("contexts", 1), config.get("batch_size", 4)
     recording.prepare(config)
-    recorders: List[Recorder] = []
+    recorders: list[Recorder] = []
     atexit.register(lambda: [recorder.finish() for recorder in recorders])  # after it has left
     bps.init(mailbox=config["url"], worker_name=name, **config.get("settings", {}))
     net = network(contexts, config.get("seed", 0))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ RATIOS = (1.0, 1.0, 0.5)
 each_compressor = pytest.mark.parametrize("name", kernels.names())
 
 
-def isas_of(name: str) -> Tuple[str, ...]:
+def isas_of(name: str) -> tuple[str, ...]:
     """Return a compressor's instruction sets, and "cuda" if its GPU kernels can be emulated."""
     emulated = emulator.RUNS and name in emulator.COMPRESSORS
     return (*kernels.isas(), *["cuda"] * emulated)
@@ -45,7 +45,7 @@ def tests_of(name: str) -> Any:
     return importlib.import_module(f".test_{name}", __package__)
 
 
-def options_of(name: str, isa: Optional[str] = None) -> List[Dict[str, Any]]:
+def options_of(name: str, isa: str | None = None) -> list[dict[str, Any]]:
     """Return example options of a compressor that an instruction set or a GPU supports."""
     tests = tests_of(name)
     takes = getattr(tests, "on_cuda", None) if isa == "cuda" else None
@@ -56,7 +56,7 @@ class Case(NamedTuple):
     """A codec, how to run it, and the seed of its input."""
 
     name: str
-    options: Dict[str, Any]
+    options: dict[str, Any]
     n: int
     dtype: type
     isa: str
@@ -112,7 +112,7 @@ def cases(draw: Any, name: str, sizes: Any = arrays.sizes, **fixed: Any) -> Case
     )
 
 
-def positions(codec: kernels.Codec, steps: int) -> List[kernels.Position]:
+def positions(codec: kernels.Codec, steps: int) -> list[kernels.Position]:
     """Return the position in the random stream for each of some steps."""
     return [kernels.position(START, step * codec.draws) for step in range(steps)]
 
@@ -121,7 +121,7 @@ def compressed(
     case: Case,
     codec: kernels.Codec,
     count: int,
-    state: Optional[kernels.State] = None,
+    state: kernels.State | None = None,
     padding: int = 0,
 ) -> np.ndarray:
     """Return the payloads of some arrays as rows; all use the start of the random stream."""

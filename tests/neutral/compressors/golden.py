@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Iterator, NamedTuple, Optional
+from typing import Dict, Iterator, NamedTuple
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Run(NamedTuple):
         return options
 
     @property
-    def mu(self) -> Optional[float]:
+    def mu(self) -> float | None:
         return float(self.options["mu"]) if "mu" in self.options else None
 
     @property
@@ -99,6 +99,6 @@ def all_runs() -> list[tuple[str, Run]]:
     return [(name, run) for name in names for run in runs(name)]
 
 
-def name_of(case: object) -> Optional[str]:
+def name_of(case: object) -> str | None:
     """Return the name of a parametrised test."""
     return case.name if isinstance(case, Run) else None

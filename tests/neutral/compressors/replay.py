@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional, Tuple
+from typing import Any, Iterable, Mapping
 
 import numpy as np
 
@@ -18,17 +18,17 @@ class Replay:
     """
 
     def __init__(
-        self, options: Mapping[str, Any], n: int, dtype: Any, start: Tuple[int, int] = (0, 0)
+        self, options: Mapping[str, Any], n: int, dtype: Any, start: tuple[int, int] = (0, 0)
     ) -> None:
         self.options, self.n, self.T = options, n, np.dtype(dtype).type
         self.mu = self.T(options["mu"]) if "mu" in options else None
-        self.momentum: Optional[np.ndarray] = None if self.mu is None else np.zeros(n, dtype)
-        self.residual: Optional[np.ndarray] = np.zeros(n, dtype) if "ef" in options else None
+        self.momentum: np.ndarray | None = None if self.mu is None else np.zeros(n, dtype)
+        self.residual: np.ndarray | None = np.zeros(n, dtype) if "ef" in options else None
         self.start, self.drawn = start, 0
 
     def step(
         self, g: np.ndarray, scale: float = 1.0, ratio: float = 1.0
-    ) -> Tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes in use of the payload, and the decoded values."""
         g = g * self.T(scale)
         if self.momentum is not None:
@@ -43,7 +43,7 @@ class Replay:
             self.residual = g - decoded
         return payload, decoded
 
-    def encode(self, p: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def encode(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes in use of the payload of p, and the decoded values."""
         raise NotImplementedError
 

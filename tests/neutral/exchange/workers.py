@@ -13,14 +13,9 @@ from contextlib import closing, nullcontext, suppress
 from typing import (
     Any,
     Callable,
-    Dict,
     Iterable,
-    List,
     Mapping,
-    Optional,
     Sequence,
-    Set,
-    Tuple,
 )
 
 import numpy as np
@@ -39,9 +34,9 @@ class Network:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)
-        self.closed: Set[int] = set()  # the members that have closed their connections
-        self.sent: List[Tuple[Any, int, np.ndarray]] = []  # channels, senders and messages
-        self._queues: Dict[Tuple[Any, int, int], queue.SimpleQueue] = {}
+        self.closed: set[int] = set()  # the members that have closed their connections
+        self.sent: list[tuple[Any, int, np.ndarray]] = []  # channels, senders and messages
+        self._queues: dict[tuple[Any, int, int], queue.SimpleQueue] = {}
 
     def _queue(self, *key: Any) -> queue.SimpleQueue:
         return self._queues.setdefault(key, queue.SimpleQueue())
@@ -68,7 +63,7 @@ class Members:
     def __init__(self, network: Network, rank: int) -> None:
         self.network, self.rank, self.ranks = network, rank, network.ranks
         self._others = [member for member in range(len(self.ranks)) if member != rank]
-        self._tags: List[int] = []
+        self._tags: list[int] = []
 
     def messages(self, phase: int, tag: int, rooms: Mapping[int, np.ndarray]) -> Messages:
         return Messages(self.network, self.rank, (phase, tag), rooms)
@@ -83,18 +78,18 @@ class Members:
         self._send_to_all("all_reduce", values.copy())
         return AllReduce(self, values)
 
-    def gather(self, mine: Any, doing: str) -> List[Any]:
+    def gather(self, mine: Any, doing: str) -> list[Any]:
         self._send_to_all("gather", mine)
         return self.receive_all("gather", mine)
 
-    def close(self, keep: Optional[Any] = None) -> None:
+    def close(self, keep: Any | None = None) -> None:
         self.network.closed.add(self.rank)
 
     def _send_to_all(self, channel: str, message: Any) -> None:
         for member in self._others:
             self.network.send(channel, self.rank, member, message)
 
-    def receive_all(self, channel: str, mine: Any) -> List[Any]:
+    def receive_all(self, channel: str, mine: Any) -> list[Any]:
         """Return the objects of all members, by rank."""
         return [
             mine if member == self.rank else self.network.receive(channel, member, self.rank)
@@ -117,7 +112,7 @@ class TwoLevels:
         inside, across = Members(self.inside[number], local), Members(self.across[local], number)
         return Machines(self.groups, number, local, inside, across)
 
-    def run(self, work: Callable[[Exchange], Any]) -> List:
+    def run(self, work: Callable[[Exchange], Any]) -> list:
         """Return the results of `work` by rank; see `run`."""
         return run(work, Network(range(sum(map(len, self.groups)))), self.machines)
 
@@ -140,7 +135,7 @@ class Messages:
         self, network: Network, rank: int, channel: Any, rooms: Mapping[int, np.ndarray]
     ) -> None:
         self._network, self._rank, self._channel, self._rooms = network, rank, channel, rooms
-        self._sent: List[Tuple[np.ndarray, np.ndarray]] = []  # with copies of them
+        self._sent: list[tuple[np.ndarray, np.ndarray]] = []  # with copies of them
         self.expect()
 
     def expect(self) -> None:
@@ -177,7 +172,7 @@ class Arrays:
     coder = staticmethod(lambda device, *args, **options: Coder(*args, **options))
     calls = staticmethod(HostCalls)
 
-    def memory(self, size: int, device: Optional[str] = None) -> np.ndarray:
+    def memory(self, size: int, device: str | None = None) -> np.ndarray:
         assert device is None, "there is no GPU"
         return np.zeros(size, np.uint8)
 
@@ -232,7 +227,7 @@ class Values:
     def of(self, piece: Any) -> np.ndarray:
         return self.arrays[piece.tensor][piece.begin : piece.end]
 
-    def addresses(self, pieces: Sequence[Any]) -> List[int]:
+    def addresses(self, pieces: Sequence[Any]) -> list[int]:
         return [self.of(piece).ctypes.data for piece in pieces]
 
 
@@ -240,7 +235,7 @@ def finished(start: Callable[..., None], request: Request, *args: Any) -> Result
     """Start to exchange a request, and return the result after its end."""
     future: futures.Future = futures.Future()
 
-    def done(result: Optional[Result], error: Optional[BaseException]) -> None:
+    def done(result: Result | None, error: BaseException | None) -> None:
         if error is None:
             future.set_result(result)
         else:
@@ -252,7 +247,7 @@ def finished(start: Callable[..., None], request: Request, *args: Any) -> Result
 
 def run(
     work: Callable[[Exchange], Any], network: Network, machines: Any = lambda rank: None
-) -> List:
+) -> list:
     """Return the results of `work` by rank, which is called with the exchange of each worker.
 
     `machines` returns the `Machines` of a worker, given its rank.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from typing import Sequence
 
 import numpy as np
 
@@ -17,9 +17,9 @@ def half_from_float(
     x: np.ndarray,
     scale: float = 1.0,
     *,
-    out: Optional[np.ndarray] = None,
+    out: np.ndarray | None = None,
     threads: int = 1,
-    isa: Optional[str] = None,
+    isa: str | None = None,
 ) -> np.ndarray:
     """``x * scale`` of a float32 array as float16, rounded to nearest, ties to even."""
     out = output_of("out", out, x.size, np.float16)
@@ -35,7 +35,7 @@ def half_from_float(
 
 
 def float_from_half(
-    x: np.ndarray, *, out: Optional[np.ndarray] = None, threads: int = 1, isa: Optional[str] = None
+    x: np.ndarray, *, out: np.ndarray | None = None, threads: int = 1, isa: str | None = None
 ) -> np.ndarray:
     """A float16 array as float32."""
     out = output_of("out", out, x.size, np.float32)
@@ -45,7 +45,7 @@ def float_from_half(
     return out
 
 
-def framed(words: np.ndarray, *, isa: Optional[str] = None) -> bool:
+def framed(words: np.ndarray, *, isa: str | None = None) -> bool:
     """Whether all uint32 words have the form that `frame` writes."""
     address = address_of("words", words, words.size, np.uint32)
     return bool(library.gluon_gc_framed(address, words.size, isa_number(isa)))
@@ -70,10 +70,10 @@ def aggregate(
     state: State = _NOTHING,
     position: Position = _START,
     *,
-    payload: Optional[np.ndarray] = None,
+    payload: np.ndarray | None = None,
     threads: int = 1,
-    earlier: Optional[State] = None,
-) -> Tuple[np.ndarray, Status]:
+    earlier: State | None = None,
+) -> tuple[np.ndarray, Status]:
     """Decode payloads, add them in the order of their rows, and compress the sum.
 
     The rows have the shape (count, bytes). See `Codec.compress` for the other arguments and for the
@@ -93,7 +93,7 @@ def aggregate(
     return payload, status
 
 
-def in_place(codecs: Sequence[Codec], states: Sequence[State]) -> List[StateOfCall]:
+def in_place(codecs: Sequence[Codec], states: Sequence[State]) -> list[StateOfCall]:
     """Return the states of a `Batch`'s call that updates them in place."""
     pairs = zip(codecs, states)
     return [(StateReference(addresses(*pair)).words, 0) for pair in pairs]

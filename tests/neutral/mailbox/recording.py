@@ -32,7 +32,7 @@ ARCHIVE = "archive/"  # before the names of removed objects
 Arrays = Dict[str, np.ndarray]
 
 
-def prepare(config: Dict[str, Any]) -> None:
+def prepare(config: dict[str, Any]) -> None:
     """Record the messages of this worker, and let it keep what it removes from the store."""
     logger.setLevel(logging.DEBUG)
     logger.addHandler(Points(Path(config["folder"]), config))
@@ -42,7 +42,7 @@ def prepare(config: Dict[str, Any]) -> None:
 class Points(logging.Handler):
     """Records all messages, and kills this worker at the one with the pattern "kill", if any."""
 
-    def __init__(self, folder: Path, config: Dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         super().__init__(logging.DEBUG)
         self._folder, self._name = folder, config["name"]
         self._kill = config.get("kill")
@@ -64,9 +64,9 @@ class Recorder:
         self._begin, self._driver, self._values = folder / name, driver, values
         self._made: Arrays = defaultdict(float)
         self._signals = _Signals()
-        self._applied: Dict[str, int] = {}
+        self._applied: dict[str, int] = {}
         self._before: Arrays = {}
-        self.facts: Dict[str, Any] = {
+        self.facts: dict[str, Any] = {
             "worker": mailbox.worker_name(),
             "seed": mailbox.worker_seed(),
             "updates": 0,
@@ -111,7 +111,7 @@ class Recorder:
         Path(f"{self._begin}.json").write_text(json.dumps(self.facts))
 
 
-def digest(state: Dict[str, Dict[str, np.ndarray]]) -> str:
+def digest(state: dict[str, dict[str, np.ndarray]]) -> str:
     """A checksum of arrays by kind and name."""
     found = hashlib.md5()
     for kind in sorted(state):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Type
+from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Worker:
         self.name, self.process, self._begin = name, process, folder / name
 
     @property
-    def exit_code(self) -> Optional[int]:
+    def exit_code(self) -> int | None:
         """Its exit code; None while it lives."""
         poll = getattr(self.process, "poll", None)  # a multiprocessing.Process has none
         return poll() if poll else self.process.exitcode
@@ -62,7 +62,7 @@ class Worker:
         return len(self._text("steps"))
 
     @property
-    def rounds(self) -> List[Dict[str, Any]]:
+    def rounds(self) -> list[dict[str, Any]]:
         """The rounds after which it could look: {"kind", "round", "digest"}."""
         lines = self._text("rounds").split("\n")[:-1]  # after the last newline, half a line
         return [json.loads(line) for line in lines]
@@ -72,13 +72,13 @@ class Worker:
         return max((line["round"] for line in self.rounds), default=-1)
 
     @property
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return json.loads(self._text("json"))
 
     @property
-    def arrays(self) -> Dict[str, Dict[str, np.ndarray]]:
+    def arrays(self) -> dict[str, dict[str, np.ndarray]]:
         """What it has made, its residuals and its parameters, at its end."""
-        found: Dict[str, Dict[str, np.ndarray]] = defaultdict(dict)
+        found: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
         with np.load(f"{self._begin}.npz") as saved:
             for key in saved:
                 kind, _, name = key.partition("/")
@@ -89,10 +89,10 @@ class Worker:
 class Workers:
     """The workers of one run, and their common config."""
 
-    def __init__(self, folder: Path, url: str, variables: Dict[str, str], **config: Any) -> None:
+    def __init__(self, folder: Path, url: str, variables: dict[str, str], **config: Any) -> None:
         self.folder, self.url, self.variables = folder, url, variables
         self.config = {"algorithm": EVERY_5, "compression_params": ONEBIT, **config}
-        self.workers: List[Worker] = []
+        self.workers: list[Worker] = []
         folder.mkdir(exist_ok=True)
 
     def start(self, name: str, **config: Any) -> Worker:
@@ -103,7 +103,7 @@ class Workers:
         self.workers.append(Worker(self.folder, name, process))
         return self.workers[-1]
 
-    def _config(self, name: str, config: Dict[str, Any]) -> Dict[str, Any]:
+    def _config(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         own = {"folder": str(self.folder), "url": self.url, "name": name}
         return {**self.config, **config, **own}
 
@@ -127,7 +127,7 @@ class Workers:
         self.wait(f"the end of {worker.name}", lambda: worker.exit_code is not None)
         assert worker.exit_code == code, self.logs()
 
-    def stop(self) -> List[Worker]:
+    def stop(self) -> list[Worker]:
         """Let all workers leave. Return those that lived until then."""
         alive = [worker for worker in self.workers if worker.exit_code is None]
         (self.folder / "stop").touch()
@@ -160,9 +160,9 @@ class Workers:
 
 
 @contextmanager
-def running(folder: Path, kind: Type[Workers]) -> Iterator[Callable[..., Workers]]:
+def running(folder: Path, kind: type[Workers]) -> Iterator[Callable[..., Workers]]:
     """Return a function that makes `Workers` of this kind for the run at a URL. They end after."""
-    made: List[Workers] = []
+    made: list[Workers] = []
 
     def make(url: str, **config: Any) -> Workers:
         variables = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
@@ -180,24 +180,24 @@ def running(folder: Path, kind: Type[Workers]) -> Iterator[Callable[..., Workers
 class Round:
     """A round in the store: its result, and its payloads by worker."""
 
-    def __init__(self, header: Dict[str, Any], payloads: Dict[str, objects.Object]) -> None:
+    def __init__(self, header: dict[str, Any], payloads: dict[str, objects.Object]) -> None:
         self.number, self.counted, self.excluded, self.left = (
             header[key] for key in ("round", "counted", "excluded", "left")
         )
         self.payloads = payloads
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         return [entry["worker"] for entry in self.counted]
 
 
 class Replay:
     """All that a run has left in its store, and its shared state after each round."""
 
-    def __init__(self, url: str, config: Dict[str, Any], kind: str = "difference") -> None:
+    def __init__(self, url: str, config: dict[str, Any], kind: str = "difference") -> None:
         self._store, self.kind, self._config = Store(url), kind, config
         state = self._get(objects.state_name(kind, 0))
-        arrays: Dict[str, Dict[str, np.ndarray]] = defaultdict(dict)
+        arrays: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
         begin = 0
         for shared, name, dtype, size in state.header["arrays"]:
             values = arrays[shared][name] = np.frombuffer(state.body, dtype, size, begin).copy()
@@ -214,7 +214,7 @@ class Replay:
             self._apply(each)
             self.digests[each.number] = self._digest()
 
-    def _get(self, name: str) -> Optional[objects.Object]:
+    def _get(self, name: str) -> objects.Object | None:
         """Read an object, also after its removal."""
         for place in (name, ARCHIVE + name):
             data = self._store.get(place)
@@ -236,7 +236,7 @@ class Replay:
                 yield Round(result.header, payloads)
             number += 1
 
-    def decoded(self, payload: objects.Object) -> Dict[str, np.ndarray]:
+    def decoded(self, payload: objects.Object) -> dict[str, np.ndarray]:
         """The arrays of a payload."""
         found, begin = {}, 0
         for name, length in zip(self._order(), payload.header["lengths"]):
@@ -253,7 +253,7 @@ class Replay:
         assert begin == len(payload.body)
         return found
 
-    def _order(self) -> List[str]:
+    def _order(self) -> list[str]:
         return self.names
 
     def _params(self, name: str) -> compression.CompressionParams:
@@ -263,7 +263,7 @@ class Replay:
         total = sum(entry["weight"] for entry in each.counted)
         if not total:
             return
-        means: Dict[str, np.ndarray] = {}
+        means: dict[str, np.ndarray] = {}
         for entry in each.counted:
             payload = each.payloads[entry["worker"]]
             assert payload.digest == entry["digest"]
@@ -281,7 +281,7 @@ class Replay:
         }
         return digest(flat)
 
-    def handed_over(self, worker: str) -> Dict[str, np.ndarray]:
+    def handed_over(self, worker: str) -> dict[str, np.ndarray]:
         """The sum of what rounds have counted of a worker, and of its last payload."""
         every = [(each.payloads.get(worker), worker in each.names) for each in self.rounds]
         every.append((self.open_payloads.get(worker), False))
@@ -293,7 +293,7 @@ class Replay:
                     total[name] += values
         return total
 
-    def require_equal_bits(self, workers: List[Worker]) -> None:
+    def require_equal_bits(self, workers: list[Worker]) -> None:
         """Check that all workers had the bits of this replay after each round."""
         seen = [line for worker in workers for line in worker.rounds if line["kind"] == self.kind]
         assert seen

@@ -25,6 +25,7 @@ from tests.torch.algorithms.test_algorithm import (
     loaded,
     replayed_mean,
     saved,
+    train,
 )
 from tests.torch.common import (
     TOPK,
@@ -45,14 +46,6 @@ def distributed(net, algorithm=FREEZE, params=None, optimizer=ADAMW, inner=None,
     inner = inner or optimizer(net.parameters(), lr=0.01, weight_decay=0.1)
     options = dict(compression_params=params, algorithm=algorithm, **more)
     return bps.DistributedOptimizer(inner, net.named_parameters(), **options)
-
-
-def train(net, optimizer, steps, scale=1.0):
-    for step in steps:
-        optimizer.zero_grad()
-        (scale * loss_of(net, step)).backward()
-        optimizer.step()
-    return flat(net)
 
 
 # Numbers

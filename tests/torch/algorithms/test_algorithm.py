@@ -49,10 +49,10 @@ def distributed(net, algorithm, params=None, optimizer=torch.optim.SGD, **more):
     return bps.DistributedOptimizer(inner, net.named_parameters(), **options)
 
 
-def train(net, optimizer, steps):
+def train(net, optimizer, steps, scale=1.0):
     for step in steps:
         optimizer.zero_grad()
-        loss_of(net, step).backward()
+        (scale * loss_of(net, step)).backward()
         optimizer.step()
     return flat(net)
 

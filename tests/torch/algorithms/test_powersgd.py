@@ -18,7 +18,7 @@ from gluon_gc.auto.algorithm import Decision
 from gluon_gc.torch.algorithms.rounds import PyTorch
 from tests.algorithm_replay import PowerSGDReplay
 from tests.link import link_of
-from tests.torch.algorithms.test_algorithm import ONEBIT, loaded, saved
+from tests.torch.algorithms.test_algorithm import ONEBIT, loaded, saved, train
 from tests.torch.common import (
     Net,
     assert_alike,
@@ -38,14 +38,6 @@ STEPS = 9
 def distributed(net, rank=2, params=None, inner=None, **more):
     options = dict(compression_params=params, algorithm={"name": "powersgd", "rank": rank, **more})
     return bps.DistributedOptimizer(inner or sgd(net), net.named_parameters(), **options)
-
-
-def train(net, optimizer, steps):
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(net, step).backward()
-        optimizer.step()
-    return flat(net)
 
 
 # Numbers

@@ -159,12 +159,6 @@ def test_a_local_job_of_pytorch_needs_no_servers_and_says_so_where_they_are_aske
     assert "still running" not in said and time.monotonic() - begun < 60
 
 
-def _has_mxnet():
-    return (
-        subprocess.run([sys.executable, "-c", "import mxnet"], capture_output=True).returncode == 0
-    )
-
-
 def test_a_script_may_make_the_process_group_itself(processes):
     command = [*BPSLAUNCH, "--local", "-n", "2", *SCRIPT, OWN_GROUP]
     assert processes.ends(processes.start(*command)).count("sum 3 worker") == 2

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class Net(torch.nn.Module):
         return self.plain(self.blocks(self.topk(self.onebit(x))))
 
 
-def optimizer_of(net: torch.nn.Module, config: Dict[str, Any]) -> torch.optim.Optimizer:
+def optimizer_of(net: torch.nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
     kind = getattr(torch.optim, config.get("optimizer", "SGD"))
     return bps.DistributedOptimizer(
         kind(net.parameters(), config.get("lr", 0.01)),
@@ -67,7 +67,7 @@ def parameters_digest(net: torch.nn.Module) -> str:
     return digest({"": {name: p.detach().numpy() for name, p in net.named_parameters()}})
 
 
-def work(config: Dict[str, Any]) -> None:
+def work(config: dict[str, Any]) -> None:
     """Train until the file "stop" exists, or for the config's "steps"."""
     torch.set_num_threads(1)
     folder, name = Path(config["folder"]), config["name"]
@@ -85,7 +85,7 @@ def work(config: Dict[str, Any]) -> None:
             )
     state = optimizer.compression_state
 
-    def values() -> Dict[str, np.ndarray]:
+    def values() -> dict[str, np.ndarray]:
         return {n: p.detach().numpy().copy() for n, p in state.parameters.items()}
 
     recorder = Recorder(folder, _file_name(name), state.driver, values)
@@ -121,7 +121,7 @@ def work(config: Dict[str, Any]) -> None:
     recorder.finish()
 
 
-def work_on_shards(config: Dict[str, Any]) -> None:
+def work_on_shards(config: dict[str, Any]) -> None:
     """Train a model with fully_shard for the config's "steps", and record this shard's anchors."""
     torch.set_num_threads(1)
     bps.init(mailbox=config["url"], worker_name=config["name"], **config.get("settings", {}))

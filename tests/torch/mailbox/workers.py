@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from tests.neutral.mailbox import runs
 from tests.neutral.mailbox.runs import ENVIRONMENT, Worker
@@ -22,7 +22,7 @@ class Workers(runs.Workers):
         (worker,) = self.start_site(name, 1, **config)
         return worker
 
-    def start_site(self, name: str, size: int, **config: Any) -> List[Worker]:
+    def start_site(self, name: str, size: int, **config: Any) -> list[Worker]:
         """Start a site of several workers. Without a launcher's variables, if it is only one."""
         places = forked.places(size) if size > 1 else [{}]
         context = forked.server(frozenset(scripts.environ().items()))
@@ -52,7 +52,7 @@ class Workers(runs.Workers):
         return self._started(name, process)
 
 
-def _work(environment: Dict[str, str], out: str, config: Dict[str, Any]) -> None:
+def _work(environment: dict[str, str], out: str, config: dict[str, Any]) -> None:
     """Be a worker, in a forked process."""
     from tests.torch.mailbox import job
 

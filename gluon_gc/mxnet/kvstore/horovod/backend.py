@@ -18,7 +18,7 @@ import itertools
 import json
 import os
 from functools import partial
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -63,16 +63,16 @@ class Horovod(HierarchicalExchange):
         (node,) = (node for node in nodes if self.rank in node)
         self.local_rank, self.local_size = node.index(self.rank), len(node)
         self._machine = nodes.index(node), len(nodes)
-        self._across: List[ProcessSet] = []  # for each local rank, its workers on all nodes
+        self._across: list[ProcessSet] = []  # for each local rank, its workers on all nodes
         if 1 < len(nodes) < self.num_workers:
             self._across = [ProcessSet(self._hvd, ranks) for ranks in zip(*nodes)]
         self._threads = env.server_threads()
-        self._keys: Dict[Channel, int] = {}
+        self._keys: dict[Channel, int] = {}
         self._new_keys = itertools.count()
-        self._owner_of: Dict[Channel, int] = {}  # the owner's rank in the message's process set
+        self._owner_of: dict[Channel, int] = {}  # the owner's rank in the message's process set
         # Horovod refuses a name that is still in use. Each channel has one array for its sums, so
         # MXNet's engine finishes one sum before it begins the next.
-        self._summed: Dict[Channel, NDArray] = {}
+        self._summed: dict[Channel, NDArray] = {}
         sets = (self._everybody, *self._across)
         self._groups = {each: numbered(partial(self._new_groups, each)) for each in sets}
         self._broadcasts = itertools.count()
@@ -95,7 +95,7 @@ class Horovod(HierarchicalExchange):
         # horovodrun ends the other workers after this process has ended.
         self._stall_watch.end()
 
-    def topology(self) -> Optional[Topology]:
+    def topology(self) -> Topology | None:
         _, nodes = self._machine
         machines = nodes if self._shares_machine() else self.num_workers
         return Topology(machines, servers=0) if machines > 1 else None
@@ -152,7 +152,7 @@ class Horovod(HierarchicalExchange):
 
     def _by_process_set(
         self, channels: Iterable[Channel]
-    ) -> Iterator[Tuple[ProcessSet, List[Channel]]]:
+    ) -> Iterator[tuple[ProcessSet, list[Channel]]]:
         for process_set in (self._everybody, *self._across):
             inside = [c for c in channels if self._process_set(c) is process_set]
             yield process_set, inside
@@ -168,8 +168,8 @@ class Horovod(HierarchicalExchange):
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
         sent = self._all_encoded(channels, job)
-        received: Dict[Channel, NDArray] = {}
-        groups: List[Group] = []
+        received: dict[Channel, NDArray] = {}
+        groups: list[Group] = []
         for process_set, inside in self._by_process_set(sent):
             received.update(self._sum_in(process_set, inside, sent))
             groups += self._groups[process_set](tuple(c for c in inside if c.framed))
@@ -192,10 +192,10 @@ class Horovod(HierarchicalExchange):
                 channel.deliver([received[channel]], job.gradients, count)
 
     def _new_groups(
-        self, process_set: ProcessSet, channels: Tuple[Channel, ...], number: int
-    ) -> List[Group]:
+        self, process_set: ProcessSet, channels: tuple[Channel, ...], number: int
+    ) -> list[Group]:
         """The groups in which these channels travel together."""
-        groups: List[Group] = []
+        groups: list[Group] = []
         owned = self._owner_of, self._aggregators, self._threads
         for part in in_groups([channel for channel in channels if channel.aggregated]):
             groups.append(TwoWay(process_set, part, f"{number}.{len(groups)}", *owned))
@@ -205,16 +205,16 @@ class Horovod(HierarchicalExchange):
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
-    ) -> Tuple[RowSparseNDArray, None]:
+    ) -> tuple[RowSparseNDArray, None]:
         ids, values = channel.sent.indices.asnumpy(), channel.sent.data.asnumpy()
         name = f"rows.{channel.tensor}"
         all_ids = self._everybody.gather(ids.tobytes(), f"{name}.ids")
         all_values = self._everybody.gather(values.tobytes(), f"{name}.values")
         return summed(channel, all_ids, all_values), None
 
-    def _all_encoded(self, channels: Sequence[Channel], job: Job) -> Dict[Channel, NDArray]:
+    def _all_encoded(self, channels: Sequence[Channel], job: Job) -> dict[Channel, NDArray]:
         """The messages that this worker sends: of its gradients, or of their sums over its node."""
-        sent: Dict[Channel, NDArray] = {}
+        sent: dict[Channel, NDArray] = {}
         for channel in channels:
             shared, total = self._shared.get(channel), None
             if shared is not None:
@@ -227,7 +227,7 @@ class Horovod(HierarchicalExchange):
 
     def _sum_in(
         self, process_set: ProcessSet, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
-    ) -> Dict[Channel, NDArray]:
+    ) -> dict[Channel, NDArray]:
         """Queue the allreduces of uncompressed values. Returns the arrays with the sums."""
         sums = {channel: sent[channel] for channel in channels if channel in self._summed}
         for group in by_dtype(list(sums)):
@@ -240,7 +240,7 @@ class Horovod(HierarchicalExchange):
     def share_aggregators(
         self, channels: Sequence[Channel], arrays: Mapping[Key, np.ndarray]
     ) -> Mapping[Key, np.ndarray]:
-        wanted: List[List[Slice]] = [[] for _ in range(self.num_workers)]
+        wanted: list[list[Slice]] = [[] for _ in range(self.num_workers)]
         for channel in channels:
             owner = self._process_set(channel).ranks[self._owner_of[channel]]
             wanted[owner] += channel.slices

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import Callable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -29,12 +29,12 @@ Parts = Tuple[Tuple[int, Optional[int]], ...]
 """The parts of a message, as in `MessageRows`."""
 
 
-def in_groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
+def in_groups(channels: Sequence[Channel]) -> Iterator[list[Channel]]:
     """Split messages into groups of neighbours, each for one collective.
 
     A group has at most _VALUES bytes of values, or more if it would send less than _LEAST bytes.
     """
-    group: List[Channel] = []
+    group: list[Channel] = []
     values = sent_bytes = 0
     for channel in channels:
         size = channel.size * np.dtype(channel.dtype).itemsize
@@ -48,7 +48,7 @@ def in_groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
         yield group
 
 
-def by_dtype(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
+def by_dtype(channels: Sequence[Channel]) -> Iterator[list[Channel]]:
     """As `in_groups`, but all messages of a group have one dtype."""
     for dtype in sorted({channel.dtype for channel in channels}):
         yield from in_groups([channel for channel in channels if channel.dtype == dtype])
@@ -77,7 +77,7 @@ class MessagePacker:
         shared = operators.listed(shares)
         return Packed(*operators.call("bundle", messages, **self._layout, shares=shared))
 
-    def unpack(self, packed: Packed, count: int) -> List[NDArray]:
+    def unpack(self, packed: Packed, count: int) -> list[NDArray]:
         """The `count` messages of each channel, uint8, shape (count, payload_bytes).
 
         `packed` has the first message of each channel, then the second of each, and so on.
@@ -209,8 +209,8 @@ Group = Union[TwoWay, Gathered]
 
 
 def numbered(
-    make: Callable[[Tuple[Channel, ...], int], List[Group]],
-) -> Callable[[Tuple[Channel, ...]], List[Group]]:
+    make: Callable[[tuple[Channel, ...], int], list[Group]],
+) -> Callable[[tuple[Channel, ...]], list[Group]]:
     """Keep the groups of a process set that `make` makes for the latest sets of messages.
 
     Each set of messages has a new number for the names of its groups, the same on all members. A

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, List, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -108,7 +108,7 @@ class ProcessSet:
         )
         order.free_when_done(filled, received)
 
-    def sum_in_place(self, arrays: List[NDArray], name: str) -> None:
+    def sum_in_place(self, arrays: list[NDArray], name: str) -> None:
         """Overwrite arrays with their sums over all members. Does not block."""
         self._hvd.grouped_allreduce_(arrays, average=False, name=_full(name), process_set=self._set)
 
@@ -119,7 +119,7 @@ class ProcessSet:
             self._hvd.broadcast_(piece, root, name=full, process_set=self._set)
 
 
-def nodes_of(hvd: Any) -> List[List[int]]:
+def nodes_of(hvd: Any) -> list[list[int]]:
     """The ranks of each node: a host, or BYTEPS_LOCAL_SIZE consecutive ranks if that is set."""
     size, local_size = hvd.size(), hvd.local_size()
     mine = mx.nd.array([hvd.cross_rank()], dtype="int32")

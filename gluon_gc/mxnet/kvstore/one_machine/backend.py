@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from typing import Iterator, Mapping, Sequence, Tuple
+from typing import Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -89,11 +89,11 @@ class OneMachine(HierarchicalExchange):
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
-    def sender(self, chunk: Chunk) -> Tuple[int, int]:
+    def sender(self, chunk: Chunk) -> tuple[int, int]:
         # All workers together make one payload, but each one makes a payload of its own rows.
         return (self.rank, self.num_workers) if chunk.rows else self._machine
 
-    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
+    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> tuple[float, float]:
         return 0, 0
 
     def _can_run_on_gpu(self, channel: Channel) -> bool:
@@ -126,7 +126,7 @@ class OneMachine(HierarchicalExchange):
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
-    ) -> Tuple[RowSparseNDArray, None]:
+    ) -> tuple[RowSparseNDArray, None]:
         ids, values = channel.sent.indices.asnumpy(), channel.sent.data.asnumpy()
         of_all = (b"".join(self._gather(array.tobytes())) for array in (ids, values))
         return summed(channel, *of_all), None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, ContextManager, Dict, Mapping, Optional, Sequence, Tuple
+from typing import ClassVar, ContextManager, Mapping, Sequence
 
 from .... import env
 from ....env import Cluster
@@ -22,14 +22,14 @@ class HierarchicalExchange(Exchange):
     machines. Residuals, momentum and random streams belong to the machine.
     """
 
-    connected: ClassVar[Optional[HierarchicalExchange]] = None  # this process's, of each class
+    connected: ClassVar[HierarchicalExchange | None] = None  # this process's, of each class
     _progress: Progress
 
     def __init__(self) -> None:
         super().__init__()
         self._machine = (0, 1)  # the number of this machine, and the number of machines
-        self._memory: Optional[SharedMemory] = None
-        self._shared: Dict[Channel, SharedMessage] = {}
+        self._memory: SharedMemory | None = None
+        self._shared: dict[Channel, SharedMessage] = {}
 
     @classmethod
     def connection(cls) -> HierarchicalExchange:
@@ -94,11 +94,11 @@ class HierarchicalExchange(Exchange):
         # The workers of a machine sum in host memory.
         return super()._can_run_on_gpu(channel) and channel not in self._shared
 
-    def sender(self, chunk: Chunk) -> Tuple[int, int]:
+    def sender(self, chunk: Chunk) -> tuple[int, int]:
         summed = chunk.params is not None and chunk.params.hierarchical and not chunk.rows
         return self._machine if summed and self._shares_machine() else super().sender(chunk)
 
-    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
+    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> tuple[float, float]:
         return super().message_bytes(channel, done) if self.compresses(channel) else (0, 0)
 
     def compresses(self, channel: Channel) -> bool:

@@ -11,7 +11,7 @@ Each message has an owner, one of the workers. A step of a message:
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Iterator, List, Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -91,7 +91,7 @@ class SharedMemory:
         channels: Sequence[Channel],
         answers: Sequence[int],
         aggregators: Mapping[Channel, MessageCoder],
-    ) -> List[SharedMessage]:
+    ) -> list[SharedMessage]:
         """Allocate a message for each channel; `answers` are the numbers of payloads in answers."""
         workers, rank = self._machine.size, self._machine.rank
         coders = [
@@ -99,14 +99,14 @@ class SharedMemory:
             for channel in channels
         ]
         owners = plan.assign([channel.message_bytes for channel in channels], workers)
-        sizes: List[int] = []
+        sizes: list[int] = []
         for channel, count, own in zip(channels, answers, coders):
             values = channel.size * np.dtype(channel.dtype).itemsize
             payloads = channel.coder.payload_bytes if channel.framed else channel.message_bytes
             sizes += [workers * values, count * payloads, 4, 4]
             sizes += [coder.memory.num_bytes for coder in own]
         pieces = self._pieces(sizes)
-        messages: List[SharedMessage] = []
+        messages: list[SharedMessage] = []
         for channel, count, owner, own in zip(channels, answers, owners, coders):
             slots, answer, arrived, answered = itertools.islice(pieces, 4)
             for coder in own:

@@ -16,13 +16,9 @@ from typing import (
     Any,
     Callable,
     Collection,
-    Dict,
     Hashable,
     Iterator,
-    List,
-    Optional,
     Sequence,
-    Tuple,
 )
 
 import mxnet as mx
@@ -79,13 +75,13 @@ class ParameterServer(HierarchicalExchange):
             self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
-        self._messages: Dict[Channel, ServerMessage] = {}
+        self._messages: dict[Channel, ServerMessage] = {}
         self._machine = cluster.worker_id, cluster.num_worker
-        self._sparse: Dict[SparseChannel, SparseRows] = {}
-        self._server_of: Dict[AnyChannel, int] = {}
+        self._sparse: dict[SparseChannel, SparseRows] = {}
+        self._server_of: dict[AnyChannel, int] = {}
         # By `_kind`: for each withdrawn channel, its keys.
-        self._unused: Dict[Hashable, List[List[int]]] = {}
-        self._states: Optional[ServerStates] = None  # set when the first aggregator is declared
+        self._unused: dict[Hashable, list[list[int]]] = {}
+        self._states: ServerStates | None = None  # set when the first aggregator is declared
         ParameterServer.connected = self
         self._servers = Servers(self._kv, cluster.num_server, self._progress)
         self.agree("init")
@@ -202,7 +198,7 @@ class ParameterServer(HierarchicalExchange):
         if keys and self.rank == 0:
             self._servers.command(action, {"keys": keys})
 
-    def withdraw(self, names: Collection[str]) -> List[Tensor]:
+    def withdraw(self, names: Collection[str]) -> list[Tensor]:
         aggregated = [c for c in self.channels.of(names) if c in self._messages and c.aggregated]
         keys = self._keys(aggregated)
         tensors = super().withdraw(names)
@@ -217,7 +213,7 @@ class ParameterServer(HierarchicalExchange):
         del self._server_of[channel]
         super()._forget(channel)
 
-    def _keys_for(self, channel: AnyChannel, count: int) -> Tuple[List[int], bool]:
+    def _keys_for(self, channel: AnyChannel, count: int) -> tuple[list[int], bool]:
         """Keys for a channel, and whether they are new: MXNet's server never frees one."""
         unused = self._unused.get(self._kind(channel))
         if unused:
@@ -245,7 +241,7 @@ class ParameterServer(HierarchicalExchange):
         queue = next(queues) if shared.owned else None
         return OfMachine(shared, kind(self._kv, key, channel, queue=queue, sender=self._machine))
 
-    def _description(self, channel: Channel) -> Dict[str, Any]:
+    def _description(self, channel: Channel) -> dict[str, Any]:
         """The configuration that the server needs for a channel that travels in rows."""
         if channel.gathered:
             return {"gathered": True}
@@ -280,7 +276,7 @@ class ParameterServer(HierarchicalExchange):
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
-    ) -> Tuple[RowSparseNDArray, NDArray]:
+    ) -> tuple[RowSparseNDArray, NDArray]:
         return self._sparse[channel].exchange(channel.listed(gradient), priority)
 
     # Checkpoints: rank 0 also saves the states of the servers' aggregators
@@ -306,12 +302,12 @@ class ParameterServer(HierarchicalExchange):
         given = on_servers if self.rank == 0 else None
         self._states.give(self._keys(channels), self._layouts(channels), given)
 
-    def _keys(self, channels: Sequence[Channel]) -> List[int]:
+    def _keys(self, channels: Sequence[Channel]) -> list[int]:
         return [self._messages[channel].key for channel in channels]
 
-    def _layouts(self, channels: Sequence[Channel]) -> List[Dict[int, archive.Layouts]]:
+    def _layouts(self, channels: Sequence[Channel]) -> list[dict[int, archive.Layouts]]:
         """For each server, the layouts of its aggregators' states for these channels, by key."""
-        layouts: List[Dict[int, archive.Layouts]] = [{} for _ in range(self._servers.count)]
+        layouts: list[dict[int, archive.Layouts]] = [{} for _ in range(self._servers.count)]
         for channel in channels:
             params = channel.params.aggregators
             layouts[self._server_of[channel]][self._messages[channel].key] = [

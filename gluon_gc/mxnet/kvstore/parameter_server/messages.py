@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, Union
 
 import mxnet as mx
 import numpy as np
@@ -32,8 +32,8 @@ class Rows:
         kv: KVStore,
         key: int,
         layout: MessageRows,
-        queue: Optional[NDArray] = None,
-        sender: Optional[Tuple[int, int]] = None,  # its number, and how many senders there are
+        queue: NDArray | None = None,
+        sender: tuple[int, int] | None = None,  # its number, and how many senders there are
     ) -> None:
         self._kv, self.key, self._layout, self._queue = kv, key, layout, queue
         self._sender, self._senders = sender or (kv.rank, kv.num_workers)
@@ -53,7 +53,7 @@ class Rows:
             order.join(self._queue, self.sent)
         self._kv.push(self.key, self.sent, priority)
 
-    def pull(self, answers: int = 1, priority: int = 0) -> List[RowSparseNDArray]:
+    def pull(self, answers: int = 1, priority: int = 0) -> list[RowSparseNDArray]:
         """Pull the server's first message, or one from each sender, in one or two arrays."""
         wanted = self._row0 if answers == 1 else self._first_rows
         for array in self._pulled:  # the first row of a message holds the number of further rows
@@ -72,7 +72,7 @@ class Rows:
         return answer
 
 
-def _zeros_in_all_rows(shape: Tuple[int, int]) -> RowSparseNDArray:
+def _zeros_in_all_rows(shape: tuple[int, int]) -> RowSparseNDArray:
     """The initial value of a key. It has all rows, the only ones that can be pulled."""
     return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
 
@@ -93,9 +93,9 @@ class Payloads(Rows):
         self._count = self._senders if channel.gathered else 1
         self._sent_framing = layout.framing_at(self._sender, self._senders)
         self._framing = layout.framing()
-        self._received: List[NDArray] = []
+        self._received: list[NDArray] = []
 
-    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
+    def encode(self, job: Job, values: NDArray | None = None) -> None:
         self._channel.encode(job, values, self._sent_framing, self.sent)
 
     def travel(self, priority: int) -> None:
@@ -118,9 +118,9 @@ class SummedRows(Rows):
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
         super().__init__(kv, key, MessageRows(((channel.message_bytes, None),)), **of_rows)
         self._channel = channel
-        self._values: Optional[NDArray] = None
+        self._values: NDArray | None = None
 
-    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
+    def encode(self, job: Job, values: NDArray | None = None) -> None:
         self._values = self._channel.encode(job, values)
 
     def travel(self, priority: int) -> None:
@@ -160,7 +160,7 @@ class Dense:
 class OfMachine:
     """A message of a machine's workers: its owner sends the sum, and the others no rows."""
 
-    def __init__(self, shared: SharedMessage, message: Union[Payloads, SummedRows]) -> None:
+    def __init__(self, shared: SharedMessage, message: Payloads | SummedRows) -> None:
         self._shared, self._message = shared, message
         self.key, self.first = message.key, message.first
         self.holds = shared.owned and message.holds
@@ -188,15 +188,15 @@ ServerMessage = Union[Payloads, SummedRows, Dense, OfMachine]
 class SparseRows:
     """A row-sparse gradient. One key carries lists of row numbers, one the rows."""
 
-    def __init__(self, kv: KVStore, keys: List[int], channel: SparseChannel) -> None:
+    def __init__(self, kv: KVStore, keys: list[int], channel: SparseChannel) -> None:
         self._kv, self.keys, self._channel = kv, keys, channel
         self._lists = Rows(kv, keys[0], channel.layout)
         self._pulled = mx.nd.sparse.zeros("row_sparse", channel.shape)
 
-    def first(self) -> List[RowSparseNDArray]:
+    def first(self) -> list[RowSparseNDArray]:
         return [self._lists.first(), _zeros_in_all_rows(self._channel.shape)]
 
-    def exchange(self, listed: NDArray, priority: int) -> Tuple[RowSparseNDArray, NDArray]:
+    def exchange(self, listed: NDArray, priority: int) -> tuple[RowSparseNDArray, NDArray]:
         """Push `channel.sent` and the list of its rows. Returns the sums and all workers' lists."""
         kv, workers, layout = self._kv, self._kv.num_workers, self._channel.layout
         operators.frame([listed], layout, kv.rank, workers, out=self._lists.sent)

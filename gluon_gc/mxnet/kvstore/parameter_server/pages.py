@@ -6,7 +6,7 @@ floats, because MXNet's server adds up the pushes of all workers.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -26,7 +26,7 @@ Layouts = Sequence[Mapping[int, archive.Layouts]]
 """For each server, the layouts of its states by key."""
 
 
-def framed(page: np.ndarray, rows: Optional[int] = None) -> RowSparseNDArray:
+def framed(page: np.ndarray, rows: int | None = None) -> RowSparseNDArray:
     """A page, uint8, in this number of rows; by default, in as many as it needs."""
     if rows is None:
         rows = -(-page.size // _ROW_BYTES)
@@ -53,12 +53,12 @@ class Pages:
     def __init__(self, kv: KVStore, key: int) -> None:
         self._kv, self.key = kv, key
         self._nothing = mx.nd.sparse.zeros("row_sparse", _SHAPE)
-        self._pulled: Optional[RowSparseNDArray] = None
+        self._pulled: RowSparseNDArray | None = None
 
     def first(self) -> RowSparseNDArray:
         return full(np.empty(0, np.uint8))
 
-    def push(self, page: Optional[np.ndarray] = None) -> None:
+    def push(self, page: np.ndarray | None = None) -> None:
         """Push a page, or nothing. All workers call this, and wait before they call it again."""
         self._kv.push(self.key, self._nothing if page is None else framed(page))
 
@@ -84,13 +84,13 @@ class ServerStates:
     def fetch(self, keys: Sequence[int], layouts: Layouts) -> Iterator[States]:
         """Yield the states of these keys, in their order. Only one worker calls it."""
         joiners = [archive.Joiner(of_server) for of_server in layouts]
-        arrived: Dict[int, States] = {
+        arrived: dict[int, States] = {
             key: [{} for _ in chunks]
             for of_server in layouts
             for key, chunks in of_server.items()
             if not archive.num_bytes(chunks)
         }
-        request: Dict[str, Any] = {"keys": list(keys)}
+        request: dict[str, Any] = {"keys": list(keys)}
         for key in keys:
             while key not in arrived:
                 self._command("save", request)
@@ -106,7 +106,7 @@ class ServerStates:
         self,
         keys: Sequence[int],
         layouts: Layouts,
-        states: Optional[List[Iterable[States]]],
+        states: list[Iterable[States]] | None,
     ) -> None:
         """Send states to the servers, which continue from them. All workers call it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -42,7 +42,7 @@ class Servers:
     def __init__(self, kv: KVStoreBase, count: int, progress: Progress) -> None:
         self.kv, self.count, self._progress = kv, count, progress
         self._allocator = KeyAllocator(count)
-        self._buffers: Dict[int, Tuple[List[int], List[NDArray]]] = {}  # by their length in words
+        self._buffers: dict[int, tuple[list[int], list[NDArray]]] = {}  # by their length in words
         keys = self.keys()
         self._greetings = [Rows(kv, key, control_messages.ROWS) for key in keys]
         self.configure([])
@@ -51,11 +51,11 @@ class Servers:
     def key(self, server: int) -> int:
         return self._allocator.key(server)
 
-    def keys(self) -> List[int]:
+    def keys(self) -> list[int]:
         return [self.key(server) for server in range(self.count)]
 
     def open(
-        self, configured: List[Dict[str, Any]], keys: Sequence[int], first: Sequence[NDArray]
+        self, configured: list[dict[str, Any]], keys: Sequence[int], first: Sequence[NDArray]
     ) -> None:
         """Configure keys, and set the initial values of new ones. All workers call it."""
         self.configure(configured)
@@ -69,7 +69,7 @@ class Servers:
             with self._progress.waiting():
                 self.kv.init(keys, first)
 
-    def configure(self, keys: List[Dict[str, Any]]) -> None:
+    def configure(self, keys: list[dict[str, Any]]) -> None:
         if self.kv.rank == 0:
             self.command("configure", keys)
 
@@ -125,7 +125,7 @@ class Servers:
         needed = max(128, -(-kernels.frame_words(num_bytes) // self.count))
         return 1 << min(most.bit_length() - 1, (needed - 1).bit_length())
 
-    def _buffers_of(self, words: int) -> Tuple[List[int], List[NDArray]]:
+    def _buffers_of(self, words: int) -> tuple[list[int], list[NDArray]]:
         """A key and an array for each server. Later broadcasts use them again."""
         if words not in self._buffers:
             keys, buffers = self.keys(), [mx.nd.zeros(words) for _ in range(self.count)]
@@ -134,7 +134,7 @@ class Servers:
         return self._buffers[words]
 
 
-def _pages(arrays: Sequence[NDArray], page_bytes: int) -> Iterator[List[NDArray]]:
+def _pages(arrays: Sequence[NDArray], page_bytes: int) -> Iterator[list[NDArray]]:
     """The elements of all arrays, in order: pages of pieces, which share the arrays' memory."""
     page, room = [], page_bytes
     for array in arrays:
