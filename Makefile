@@ -83,7 +83,7 @@ SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-torch test test-mxnet test-torch test-core test-cu112 test-gpu test-aarch64 bed lint sanitize fuzz wheel \
-  wheel-aarch64 sdist release docs clean
+  wheel-aarch64 tools-aarch64 sdist release docs clean
 
 help:
 	@echo "make demo        train on real images with and without compression, and compare (minutes)"
@@ -127,7 +127,7 @@ test-torch: $(TESTED)/.built $(TORCH_VENV)/.installed
 test-core: $(CORE_VENV)/.installed
 	@echo "== Building the library without MXNet's operators"
 	$(CORE_PY) -m cmake -S operators -B $(CORE)
-	$(CORE_PY) -m cmake --build $(CORE) --parallel
+	$(CORE_PY) -m cmake --build $(CORE) --parallel $$(nproc)
 	@echo "== Running the tests that need no framework"
 	GLUON_GC_LIBRARY="$(CURDIR)/$(CORE)/libgluon_gc.so" $(CORE_PY) -m pytest -q $(CORE_TESTS)
 
@@ -136,7 +136,7 @@ test-gpu: $(CORE_VENV)/.installed requirements/cuda.txt
 	@echo "== Building the library with GPU code, without MXNet's operators"
 	$(CORE_PY) $(INSTALL) --no-deps -r requirements/cuda.txt
 	$(CORE_PY) -m cmake -S operators -B $(GPU) -DGLUON_GC_WITH_CUDA=ON -DPYTHON="$(abspath $(CORE_PY))"
-	$(CORE_PY) -m cmake --build $(GPU) --parallel
+	$(CORE_PY) -m cmake --build $(GPU) --parallel $$(nproc)
 	PYTHON="$(abspath $(CORE_PY))" GLUON_GC_LIBRARY="$(CURDIR)/$(GPU)/libgluon_gc.so" tests/cuda/on_gpu.sh
 
 test-cu112: bed
@@ -153,7 +153,7 @@ lint: $(VENV)/.installed
 sanitize: $(VENV)/.built
 	@echo "== Building the library with sanitizers"
 	$(PY) -m cmake -S operators -B $(SANITIZE) -DGLUON_GC_SANITIZE=ON
-	$(PY) -m cmake --build $(SANITIZE) --parallel
+	$(PY) -m cmake --build $(SANITIZE) --parallel $$(nproc)
 	@echo "== Running the kernels' tests under sanitizers"
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 GLUON_GC_LIBRARY="$(CURDIR)/$(SANITIZE)/libgluon_gc.so" \
@@ -176,7 +176,7 @@ wheel: $(VENV)/.installed
 	  --exclude libgomp.so.1 --wheel-dir dist $(UNAUDITED)/*.whl
 
 # It has no MXNet operators, because MXNet has no wheel for aarch64. auditwheel finds the oldest platform it runs on.
-wheel-aarch64: $(RELEASE_VENV)/.installed
+wheel-aarch64: tools-aarch64 $(RELEASE_VENV)/.installed
 	@echo "== Cross-compiling the wheel for aarch64"
 	rm -rf $(AARCH64_UNAUDITED) build/lib.linux-aarch64*
 	CMAKE_TOOLCHAIN_FILE="$(CURDIR)/operators/aarch64.cmake" _PYTHON_HOST_PLATFORM=linux-aarch64 \
@@ -196,7 +196,11 @@ test-aarch64: wheel-aarch64 $(TESTED)/.built $(TORCH_VENV)/.installed
 	$(if $(filter $(TESTED),$(TORCH_VENV)),$(WITH_TORCH),$(PY)) \
 	  -m tests.aarch64 $(FILES)-*-$(AARCH64_PLATFORM).whl $(TORCH_PY)
 
-release: wheel sdist test-aarch64
+tools-aarch64:
+	@for tool in aarch64-linux-gnu-g++ qemu-aarch64-static apt-get; do command -v $$tool > /dev/null || \
+	  { echo "$$tool: not found. This needs a Debian with g++-aarch64-linux-gnu and qemu-user-static" >&2; exit 1; }; done
+
+release: tools-aarch64 wheel sdist test-aarch64
 	@echo "== Checking the texts that the package index shows"
 	$(RELEASE_PY) -m twine check --strict $(FILES)*
 	@echo "== Installing the wheel and the sdist in fresh environments, training and testing there"
@@ -252,7 +256,7 @@ $(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS) $(INTEGRATIO
 $(TORCH_VENV)/.built: $(TORCH_VENV)/.installed $(SOURCES)
 	@echo "== Building the library without MXNet's operators, for PyTorch"
 	$(TORCH_PY) -m cmake -S operators -B $(FOR_TORCH)
-	$(TORCH_PY) -m cmake --build $(FOR_TORCH) --parallel
+	$(TORCH_PY) -m cmake --build $(FOR_TORCH) --parallel $$(nproc)
 	@touch $@
 
 $(CORE_VENV)/.made:

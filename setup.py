@@ -76,7 +76,7 @@ class CMakeBuild(build_ext):
             f"-DGLUON_GC_WITH_CUDA={int(with_cuda())}",
             f"-DPYTHON={sys.executable}",
         )
-        self._cmake("--build", build, "--parallel")
+        self._cmake("--build", build, "--parallel", len(os.sched_getaffinity(0)))
         self._cmake("--install", build, "--prefix", prefix)
 
     @staticmethod

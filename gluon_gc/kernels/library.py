@@ -214,7 +214,7 @@ PATH = Path(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libg
 if not PATH.exists():
     raise ImportError(
         f"{PATH} does not exist: install gluon_gc. If it is installed, start Python outside of its "
-        "source folder"
+        "source folder, or run pip install -e . there"
     )
 library = ctypes.CDLL(str(PATH))
 _require_same_interface(PATH, library)

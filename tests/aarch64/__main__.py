@@ -21,7 +21,7 @@ from gluon_gc import kernels
 from tests.fuzz import harnesses, seeds
 from tests.processes import free_port
 
-from .system import COMPILER, ROOT, System, require_tools, run
+from .system import COMPILER, ROOT, System, run
 
 TESTS = ("compressors", "kernels/test_framing.py", "kernels/test_half.py", "kernels/test_isa.py")
 TESTS += ("kernels/test_low_rank.py", "kernels/test_stream.py", "kernels/test_values.py")
@@ -91,7 +91,6 @@ def main() -> None:
     parser.add_argument("python", type=Path, help="a Python for x86-64 with PyTorch")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "aarch64")
     args = parser.parse_args()
-    require_tools()
     folder = args.folder.resolve()
     print(f"== Making a system for aarch64 in {args.folder}", flush=True)
     system = System(folder)

@@ -18,16 +18,6 @@ PLATFORMS = [
 REQUIREMENTS = ROOT / "requirements" / "aarch64.txt"
 
 
-def require_tools() -> None:
-    """Exit with the names of Debian's packages unless this machine can build and emulate."""
-    missing = [tool for tool in (COMPILER, EMULATOR, "apt-get") if shutil.which(tool) is None]
-    if missing:
-        sys.exit(
-            f"{', '.join(missing)}: not found. The tests for aarch64 need a Debian with the "
-            "packages g++-aarch64-linux-gnu and qemu-user-static"
-        )
-
-
 class System:
     """A folder with a root file system, and with packages of PyPI; it is made once.
 

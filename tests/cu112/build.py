@@ -9,6 +9,7 @@ kernels are modules of the emulator in tests/cuda.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def main(folder: Path) -> None:
     options = {"MXNET_DIR": mxnet, "GLUON_GC_IMAGES": compile_images(folder)}
     defined = (f"-D{option}={value}" for option, value in options.items())
     run(*cmake, "-S", emulator.OPERATORS, "-B", build, *defined)
-    run(*cmake, "--build", build, "--parallel")
+    run(*cmake, "--build", build, "--parallel", str(len(os.sched_getaffinity(0))))
     run(*cmake, "--install", build, "--prefix", folder)
 
 
