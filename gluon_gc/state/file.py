@@ -13,7 +13,8 @@ The keys of the header:
 - ``world_size``, ``rank``, ``momentum``, ``algorithm``: they must fit the trainer that loads it;
 - ``parameters``: the ``name``, ``shape``, ``dtype`` and ``compression`` of each, which must fit
   too. Also ``position`` in the network's order, ``senders``, the number of nodes that
-  kept a residual, and ``learning_rate``, the rate when the gradient was last exchanged;
+  kept a residual, and ``learning_rate``, the rate when the gradient was last exchanged, or null
+  if the residual does not follow it;
 - ``steps``: the number of steps so far; ``optimizer_bytes``: the length of the optimizer's states;
 - ``arrays``: for each array the fields of its `Key`, the dtype and the shape.
 """

@@ -169,7 +169,7 @@ class AlgorithmAveraging(Averaging):
         if self._undecided:
             self._take(of_root(self.exchange, self._proposed))
         facts = [("the trainer", {"algorithm": self.described}), *about]
-        facts += self._facts(optimizer, indices, indices)
+        facts += self._facts(optimizer, indices)
         self.exchange.withdraw_dropped(call, facts)
         self._averaged.clear()
         self._averaged.update((i, self._params[i]) for i in indices[::-1])

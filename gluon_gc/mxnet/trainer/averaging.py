@@ -199,10 +199,8 @@ class Averaging(ABC):
         if self._epoch is not None:
             self.exchange.channels.set_epoch(names, self._epoch)
 
-    def _facts(
-        self, optimizer: Optimizer, indices: Sequence[int], new: Sequence[int]
-    ) -> list[tuple[str, Any]]:
+    def _facts(self, optimizer: Optimizer, new: Sequence[int]) -> list[tuple[str, Any]]:
         return [
-            *optimizer_facts.of_optimizer(optimizer, indices),
+            *optimizer_facts.of_optimizer(optimizer),
             *optimizer_facts.of_parameters(optimizer, {i: self._params[i] for i in new}),
         ]

@@ -24,7 +24,7 @@ from . import freshness
 from .automatic import of_root, settled
 from .averaging import Averaging, StepArguments, Update
 from .momentum import Momentum, require_outside
-from .optimizer_facts import ask_ahead
+from .optimizer_facts import next_rate
 from .parameters import gradient_of, tensor_of
 
 
@@ -120,7 +120,7 @@ class GradientAveraging(Averaging):
         ]
         gradients = [gradient_of(self._params[i]) for i in new]
         tensors = settled(self.exchange, tensors, gradients, self._choices)
-        facts = [*about, *self._facts(optimizer, indices, new)]
+        facts = [*about, *self._facts(optimizer, new)]
         self.exchange.declare(tensors, about=facts, call=call)
         self.tensors.update(((tensor.index, ""), tensor) for tensor in tensors)
         self._when_prepared()
@@ -348,9 +348,10 @@ class GradientAveraging(Averaging):
         return [i for i in indices if fresh[i]]
 
     def _ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> dict[str, float]:
-        """For each tensor, previous learning rate / current one, where that is not 1."""
-        rate, _ = ask_ahead(optimizer, indices)
-        ratios = self.learning_rates.advance(dict.fromkeys(indices, rate))
+        """For each corrected tensor, previous learning rate / current one, where that is not 1."""
+        corrected = [i for i in indices if self.tensors[i, ""].params.corrected]
+        rates = dict.fromkeys(corrected, next_rate(optimizer, indices)) if corrected else {}
+        ratios = self.learning_rates.advance(rates)
         return {self.tensors[i, ""].name: ratio for i, ratio in ratios.items()}
 
     def _job(

@@ -8,8 +8,7 @@ from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Parameter
-from mxnet.lr_scheduler import LRScheduler
+from mxnet.gluon import Block, Parameter, ParameterDict, Trainer
 from mxnet.optimizer import Optimizer
 
 from ...exchange.agreement import Facts
@@ -26,19 +25,24 @@ _NOT_COMPARED = {
 _ATTRIBUTES = {"eps": "float_stable_eps", "pwr": "power", "learning_rate": "lr"}
 """Attributes of MXNet's classes whose names differ from those of the arguments."""
 _PLAIN = (bool, int, float, str, type(None))
+_SHARED = (Block, Parameter, ParameterDict, Trainer, Optimizer)
 
 
-def of_optimizer(optimizer: Optimizer, indices: Sequence[int] = ()) -> Facts:
+def of_optimizer(optimizer: Optimizer) -> Facts:
     """The class of an optimizer, its hyper-parameters, and those of its scheduler."""
-    rate, scheduler = ask_ahead(optimizer, indices)
+    scheduler = optimizer.lr_scheduler
     values = {
         "class": type(optimizer).__name__,
         "lr_scheduler": None if scheduler is None else type(scheduler).__name__,
-        "learning_rate": _plain(rate),
+        "learning_rate": _plain(optimizer.lr),  # if there is a scheduler, the initial rate
         **_kept(optimizer),
     }
-    scheduler_facts = [("the lr_scheduler", _kept(scheduler))] if scheduler is not None else []
-    return [("the optimizer", values), *scheduler_facts]
+    if scheduler is None:
+        return [("the optimizer", values)]
+    arguments = _kept(scheduler)
+    if optimizer.num_update != optimizer.begin_num_update:
+        arguments.pop("base_lr", None)  # schedulers change it, and a new worker's has not yet
+    return [("the optimizer", values), ("the lr_scheduler", arguments)]
 
 
 def of_parameters(optimizer: Optimizer, params: dict[int, Parameter]) -> Facts:
@@ -103,30 +107,31 @@ def _is_plain(value: Any) -> bool:
     return value is not None and all(isinstance(item, _PLAIN) for item in items)
 
 
-def ask_ahead(optimizer: Optimizer, indices: Sequence[int]) -> tuple[float, Any]:
-    """The learning rate of the next update, and a copy of the scheduler in the state after it.
+def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:
+    """The learning rate of the next update of these parameters.
 
-    Schedulers may count their calls, or change when they see a higher number of updates.
+    Schedulers may count their calls, or change when they see a higher number of updates. So only a
+    copy of the scheduler is asked.
     """
     if optimizer.lr_scheduler is None:
-        return optimizer.learning_rate, None
+        return optimizer.learning_rate
     number = optimizer.num_update
     if not isinstance(optimizer, mx.optimizer.LBSGD):  # which asks before it counts the update
         counts, first = optimizer._index_update_count, optimizer.begin_num_update
         number = max([number, *(counts.get(i, first) + 1 for i in indices)])
-    scheduler = _copied(optimizer.lr_scheduler, whole=True)
-    return scheduler(number), scheduler
+    return _copied(optimizer.lr_scheduler)(number)
 
 
-def _copied(value: Any, whole: bool = False) -> Any:
-    """A copy of schedulers and containers in a value; other objects, such as networks, stay."""
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if whole or isinstance(value, LRScheduler):
-        clone = copy.copy(value)
-        if hasattr(clone, "__dict__") and clone is not value:  # a function has no copy
-            vars(clone).update({name: _copied(item) for name, item in vars(value).items()})
-        return clone
-    return value
+def _copied(scheduler: Any) -> Any:
+    """A deep copy of a scheduler, which shares the network and the optimizer that it may hold."""
+    attributes = getattr(scheduler, "__dict__", {}).values()
+    shared = {id(value): value for value in attributes if isinstance(value, _SHARED)}
+    try:
+        return copy.deepcopy(scheduler, shared)
+    except Exception as error:
+        raise TypeError(
+            "compression_params['ef'] 'corrected' asks a copy of the lr_scheduler for the next "
+            f"learning rate, but {type(scheduler).__name__} cannot be copied ({error}): keep its "
+            "state in numbers, lists or arrays instead, give it a __deepcopy__ method, or use "
+            "'vanilla'"
+        ) from error

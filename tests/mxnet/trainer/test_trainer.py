@@ -1,6 +1,7 @@
 """DistributedTrainer in one process: gluon.Trainer's features, and its own."""
 
 import copy
+from collections import OrderedDict, deque
 
 import mxnet as mx
 import numpy as np
@@ -93,21 +94,89 @@ class CountsCalls(mx.lr_scheduler.LRScheduler):
         return self.inner(num_update) * self.base_lr / len(self.calls)
 
 
+class Halves(mx.lr_scheduler.LRScheduler):
+    """A scheduler whose state is in a container or an object. Each call halves the rate."""
+
+    def __init__(self, state, following):
+        super().__init__(base_lr=0.5)
+        self.state, self.following = state, following
+
+    def __call__(self, num_update):
+        return self.following(self.state)
+
+
+def first_of_array(array):
+    array /= 2
+    return float(array[0])
+
+
+class Helper:
+    rate = 0.5
+
+    def following(self, _):
+        self.rate /= 2
+        return self.rate
+
+
+RATES = [0.5**number for number in range(40)]
+SCHEDULERS = {
+    "calls": CountsCalls,
+    "factor": lambda: mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5),
+    "steps": lambda: mx.lr_scheduler.MultiFactorScheduler([2, 4], 0.5, base_lr=0.5),
+    "poly": lambda: mx.lr_scheduler.PolyScheduler(6, base_lr=0.5, warmup_steps=2),
+    "cosine": lambda: mx.lr_scheduler.CosineScheduler(6, base_lr=0.5, final_lr=0.1),
+    "deque": lambda: Halves(deque(RATES), deque.popleft),
+    "dict": lambda: Halves(OrderedDict.fromkeys(RATES), lambda left: left.popitem(last=False)[0]),
+    "array": lambda: Halves(np.array([1.0]), first_of_array),
+    "iterator": lambda: Halves(iter(RATES), next),
+    "helper": lambda: Halves(None, Helper().following),
+}
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lbsgd"])
-@pytest.mark.parametrize(
-    "scheduler", [CountsCalls, lambda: mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5)]
-)
-def test_a_scheduler_is_asked_only_by_the_optimizer(optimizer, scheduler):
+@pytest.mark.parametrize("compression", [None, {**ONEBIT, "ef": "corrected"}])
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_a_scheduler_is_asked_only_by_the_optimizer(optimizer, compression, scheduler, monkeypatch):
+    monkeypatch.setenv("BYTEPS_MIN_COMPRESS_BYTES", "1000")  # so the gradients stay as they are
     shapes, weights = [(4, 3), (5,)], []
     for ours in (True, False):
         settings = {"lr_scheduler": scheduler()}
-        params, trainer = make(shapes, settings, optimizer=optimizer)
+        params, trainer = make(shapes, settings, compression, optimizer=optimizer)
         if not ours:
             settings = {"lr_scheduler": scheduler()}
             trainer = Trainer(params, optimizer, settings)
         weights.append(train(params, trainer, shapes, 7))
     for a, b in zip(*weights):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(a, b)
+
+
+def generated():
+    return Halves((rate for rate in RATES), next)
+
+
+@pytest.mark.parametrize("compression", [None, ONEBIT])
+def test_a_scheduler_that_cannot_be_copied_is_not_asked_ahead(compression):
+    params, trainer = make([(4, 3), (5,)], {"lr_scheduler": generated()}, compression)
+    train(params, trainer, [(4, 3), (5,)], 2)
+    assert trainer.learning_rate == RATES[2]
+
+
+def test_corrected_feedback_names_a_scheduler_that_cannot_be_copied():
+    params, trainer = make([(5,)], {"lr_scheduler": generated()}, {**ONEBIT, "ef": "corrected"})
+    with pytest.raises(TypeError, match=r"'corrected' .* Halves cannot be copied .*generator"):
+        train(params, trainer, [(5,)], 1)
+    assert trainer.learning_rate == RATES[0]
+
+
+def test_a_copied_scheduler_shares_the_network_that_it_reads():
+    net = mx.gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One())
+    net.hybridize()
+    scheduler = Halves(net, lambda own: float(own(mx.nd.ones((1, 2))).asscalar()))
+    settings = {"lr_scheduler": scheduler}
+    params, trainer = make([(5,)], settings, {**ONEBIT, "ef": "corrected"})
+    train(params, trainer, [(5,)], 2)
+    assert trainer._averaging.learning_rates.last == {0: 2.0}
 
 
 def test_nadam_has_one_schedule_for_all_contexts():
