@@ -174,7 +174,8 @@ class GradientAveraging(Averaging):
         indices = self._to_exchange(ignore_stale_grad, about)
         if scaler is not None and scaler.check([self._params[i] for i in indices], about):
             freshness.use_up(self._params)
-            self._averages = _Averages(skipped=True)  # on all workers: the check is collective
+            # On all workers: the check is collective.
+            self._averages = _Averages(batch_size=batch_size, skipped=True)
             return
         self.prepare(optimizer, "step", about)
         if checks_weights and indices:  # before the exchange: its error then leaves no averages
@@ -202,12 +203,12 @@ class GradientAveraging(Averaging):
         )
         if job is not None:
             self._start(job)
-        if batch_size is not None:
-            self._divisor = 1
         if self._on_nonfinite == "skip" and self._found_nonfinite():
             self._take_back()
-            self._averages = _Averages(skipped=True)
+            self._averages = _Averages(batch_size=batch_size, skipped=True)
             return
+        if batch_size is not None:
+            self._divisor = 1
         for i in indices:
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, gradients[i])
@@ -229,11 +230,12 @@ class GradientAveraging(Averaging):
                 "allreduce_grads(ignore_stale_grad=True) before update(..., ignore_stale_grad=True)"
             )
         divisor = averages.divisor(batch_size)
-        before, self._divisor = self._divisor, divisor
-        if before not in (None, divisor):
-            self._warn_of_batch_size(batch_size)
-        if not ignore_stale_grad and not averages.skipped:
-            freshness.require_fresh(self._params, averages.fresh)
+        if not averages.skipped:
+            before, self._divisor = self._divisor, divisor
+            if before not in (None, divisor):
+                self._warn_of_batch_size(batch_size)
+            if not ignore_stale_grad:
+                freshness.require_fresh(self._params, averages.fresh)
         if averages.indices:
             self._check_weights(self.steps)
         self._apply(update, 1.0 / divisor, ignore_stale_grad)

@@ -280,6 +280,23 @@ def test_separate_calls_with_a_batch_size_are_a_step(params, logged):
         apart.update(5)
 
 
+@pytest.mark.parametrize("loss_scaler", [None, LossScaler])
+@pytest.mark.parametrize("given", [(), (8,)], ids=["later", "at once"])
+def test_a_step_that_is_left_out_has_the_batch_size_of_its_exchange(loss_scaler, given, logged):
+    params, trainer = make([(100,)], {"learning_rate": 0.5}, ONEBIT, on_nonfinite="skip")
+    if loss_scaler is not None:
+        trainer._amp_loss_scaler, trainer._amp_original_scale = loss_scaler(), 1.0
+    for value in (1, np.inf, 1, np.inf):
+        backward(params, [np.full(100, value, np.float32)])
+        trainer.allreduce_grads(*given)
+        trainer.update(8)
+    backward(params, [np.full(100, np.inf, np.float32)])
+    trainer.allreduce_grads(8)
+    with pytest.raises(ValueError, match="batch_size must be 8 as in allreduce_grads, got 5"):
+        trainer.update(5)
+    assert "the batch size of update()" not in logged.text
+
+
 @pytest.mark.parametrize(
     "params, warnings",
     [(ONEBIT, 1), ({"compressor": "onebit", "momentum": "nesterov"}, 1), (None, 0)],
