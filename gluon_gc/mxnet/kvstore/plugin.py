@@ -185,16 +185,27 @@ class GluonGCMachine(CompressingKVStore):
 
 
 def accept_names() -> None:
-    """Let gluon.Trainer create our stores by name, with mx.kv.create.
+    """Let gluon.Trainer create our stores by name, with mx.kv.create. The Module API refuses them.
 
-    If parameters have one context, it ignores each name without "dist", even a registered one.
+    If parameters have one context, both ignore each name without "dist", even a registered one.
     """
     create = trainer._create_kvstore
     names = [store.__name__.lower() for store in CompressingKVStore.__subclasses__()]
 
+    def is_our_name(kvstore: Any) -> bool:
+        return isinstance(kvstore, str) and kvstore.lower() in names
+
     def create_ours(kvstore: Any, *others: Any) -> Any:
-        if isinstance(kvstore, str) and kvstore.lower() in names:
-            kvstore = mx.kv.create(kvstore)
+        return create(mx.kv.create(kvstore) if is_our_name(kvstore) else kvstore, *others)
+
+    def refuse_ours(kvstore: Any, *others: Any) -> Any:
+        if is_our_name(kvstore) or isinstance(kvstore, CompressingKVStore):
+            name = kvstore if isinstance(kvstore, str) else type(kvstore).__name__
+            raise ValueError(
+                f"kvstore {name} is for gluon.Trainer, not for the Module API: pass kvstore=None "
+                "and bps.DistributedOptimizer(optimizer)"
+            )
         return create(kvstore, *others)
 
     trainer._create_kvstore = create_ours
+    mx.model._create_kvstore = mx.module.module._create_kvstore = refuse_ours

@@ -59,6 +59,25 @@ def test_a_store_of_mxnets_is_made_as_before():
     assert alone(f"{source}\nprint({kinds})") == "[None, None, None]\n"
 
 
+MODULE = """
+output = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1)
+module = mx.mod.Module(output, label_names=None)
+module.bind([("data", (2, 3))])
+module.init_params()
+try:
+    module.init_optimizer(kvstore={store})
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("store", ["'gluongclocal'", "mx.kv.create('GluonGCLocal')"])
+def test_the_module_api_is_told_what_to_use_instead(order, store):
+    (said,) = alone(order + MODULE.format(store=store)).splitlines()
+    assert "not for the Module API: pass kvstore=None and bps.DistributedOptimizer" in said
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_workers_do_not_diverge(order):
     lines = launch(order + STEP.format(store="GluonGCParameterServer"), "--local", "-np", "2")
