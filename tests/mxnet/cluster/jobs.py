@@ -9,13 +9,6 @@ import mxnet as mx
 import numpy as np
 
 import gluon_gc as bps
-from gluon_gc.mxnet.byteps.runtime import default_exchange
-
-
-def row():
-    """Return the number of this worker's payload in the order of summation."""
-    store = getattr(default_exchange(), "_kv", None)  # ps-lite gives ranks of its own
-    return bps.rank() if store is None else store.rank
 
 
 def parameters(shapes, dtype="float32", contexts=1, value=None):

@@ -17,7 +17,6 @@ from tests.mxnet.cluster.jobs import (
     backward,
     gradients_of,
     parameters,
-    row,
     train_steps,
     weights_of,
 )
@@ -62,7 +61,7 @@ def checkpointed(file, begin, middle, end, shapes, compression_params, partition
                 param.set_data(mx.nd.array(weights[f"w{i}"]))
         trainer.load_states(file)
         trainer.save_states(file + ".again")
-    result = {"row": row()}
+    result = {"row": bps.rank()}
     for step in range(begin, end):
         trainer.set_learning_rate(0.1 / (1 + step))
         backward(params, gradients_of(bps.rank(), step, shapes))

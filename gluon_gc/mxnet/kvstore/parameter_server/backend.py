@@ -231,13 +231,13 @@ class ParameterServer(HierarchicalExchange):
 
     def _message(self, channel: Channel, key: int, queues: Iterator[NDArray]) -> ServerMessage:
         shared = self._shared.get(channel)
-        if shared is None:
-            if channel.framed:
-                return Payloads(self._kv, key, channel, queue=next(queues))
-            if channel.dtype == "float64":  # MXNet's server may sum float64 in float32
-                return SummedRows(self._kv, key, channel, queue=next(queues))
-            return Dense(self._kv, key, channel)
         kind = Payloads if channel.framed else SummedRows
+        if shared is None:
+            # MXNet's server may sum float64 in float32.
+            if not channel.framed and channel.dtype != "float64":
+                return Dense(self._kv, key, channel)
+            sender = self.rank, self.num_workers
+            return kind(self._kv, key, channel, queue=next(queues), sender=sender)
         queue = next(queues) if shared.owned else None
         return OfMachine(shared, kind(self._kv, key, channel, queue=queue, sender=self._machine))
 
