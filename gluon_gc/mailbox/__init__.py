@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import Any, Mapping, NoReturn
 
 from .. import env
@@ -143,7 +144,8 @@ def _leave(error: BaseException | None) -> None:
 
 def _leave_at_exit() -> None:
     interactive = hasattr(sys, "ps1")  # an earlier error does not end a session
-    _leave(None if interactive else getattr(sys, "last_value", None))
+    with suppress(KeyboardInterrupt, SystemExit):  # of signals meanwhile: the process ends anyway
+        _leave(None if interactive else getattr(sys, "last_value", None))
 
 
 def _forget() -> None:

@@ -10,7 +10,6 @@ What a worker has changed, and no round has counted yet, is in one of these:
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections import Counter
 from concurrent.futures import Future, wait
@@ -27,8 +26,10 @@ from ..exchange.plan import Tensor
 from .packing import Arrays, Packing
 from .participant import Contribution, Outcome, Participant, State
 from .run import Run
+from .signals import Signals
 
 _POLL = 0.1  # seconds between two looks at whether a round is hindered
+_ATTEMPTS = 3  # of a worker that leaves to put its last payload before a result
 _IN_STORE = (
     "the state of a run with a mailbox is in its store, where a worker that starts again finds it: "
     "save only the model's parameters, as without gluon_gc"
@@ -57,7 +58,7 @@ class MailboxDriver(Driver):
         self._lanes: dict[str, _Lane] = {}  # by the kind of round; none but in the first worker
         self._has_joined = False
         self._epoch: int | None = None
-        self._signals = _Signals()
+        self._signals = Signals()
         self.counts: Counter[str] = Counter()  # of the rounds of each kind
         self.samples = 0.0  # of all steps
         self.samples_per_step = run.samples_per_step
@@ -234,23 +235,29 @@ class MailboxDriver(Driver):
         return last or {}
 
     def leave(self) -> None:
-        """Put what this worker has changed since its last round, and leave the run."""
+        """Put what no round has counted of this worker, and leave the run.
+
+        The store must have stopped, so that each round under way ends where it would wait.
+        """
         parameters = self._front_end.parameters()
         for kind, lane in self._lanes.items():
             if not lane.is_idle:
                 self._apply(kind, lane.last_outcome(), answers=False)
         for kind, lane in self._lanes.items():
-            if not lane.is_idle:  # its payload is in the open round
-                lane.participant.leave_before(lane.participant.round + 1)
-            else:
-                lane.leave(
-                    {
-                        name: self._numpy(self.state["anchor"][name] - parameters[name])
-                        for name in self._rounds[kind]
-                    },
-                    self.samples,
-                    self._about(),
-                )
+            lane.leave(
+                {
+                    name: self._numpy(self.state["anchor"][name] - parameters[name])
+                    for name in self._rounds[kind]
+                },
+                self.samples,
+                self._about(),
+            )
+
+    @property
+    def uncounted_steps(self) -> int:
+        """The number of last steps that no round counts, or will count."""
+        counted = [lane.counted_steps for lane in self._lanes.values()]
+        return self.steps - min(counted, default=self.steps)
 
     def _about(self) -> dict[str, Any]:
         return {"steps": self.steps, "seconds": self._clock, "loss": self._mailbox.loss}
@@ -287,38 +294,6 @@ class MailboxDriver(Driver):
         self.require_loadable()
 
 
-class _Signals:
-    """Holds SIGTERM and Ctrl-C back while a round is applied.
-
-    Meanwhile the parameters do not fit the anchor, so a worker that leaves would put changes that
-    the round has counted already.
-    """
-
-    def __init__(self) -> None:
-        self._handlers: dict[int, Callable[..., Any]] = {}
-        self._arrived: list[int] = []
-
-    def hold(self) -> None:
-        if self._handlers or threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            if callable(handler):
-                self._handlers[number] = handler
-                signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: Any) -> None:
-        self._arrived.append(number)
-
-    def release(self) -> None:
-        handlers, self._handlers = self._handlers, {}
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        arrived, self._arrived = self._arrived, []
-        for number in arrived:
-            signal.raise_signal(number)
-
-
 class _Lane:
     """The rounds of one kind: the one under way, and what the next one must add or leave out."""
 
@@ -328,7 +303,10 @@ class _Lane:
         self.counted: Arrays = {}  # by a round, and still in the parameters
         self._under_way: Future[Outcome] | None = None
         self._made: Arrays = {}  # the changes in the parameters at the last contribution
-        self._samples = self._counted_samples = 0.0  # of the last contribution; that counted
+        # Those of the last contribution, and of the last one that counted.
+        self._samples = self._counted_samples = 0.0
+        self._steps = self.counted_steps = 0
+        self._contributed: Contribution | None = None  # to the round under way
         self._has_restarted = False  # while the round was under way
 
     @property
@@ -339,7 +317,7 @@ class _Lane:
         self, differences: Arrays, samples: float, about: dict[str, Any], state: State | None
     ) -> None:
         """Begin to take part in a round."""
-        contribution = self._contribution(differences, samples, about)
+        contribution = self._contributed = self._contribution(differences, samples, about)
         self._under_way = future = Future()
         if self.epoch is not None:
             self.participant.packing.set_epoch(self.epoch)
@@ -357,7 +335,7 @@ class _Lane:
     def _contribution(
         self, differences: Arrays, samples: float, about: dict[str, Any]
     ) -> Contribution:
-        self._made, self._samples = differences, samples
+        self._made, self._samples, self._steps = differences, samples, about["steps"]
         return Contribution(self._due(differences), samples - self._counted_samples, about)
 
     def _due(self, made: Arrays) -> Arrays:
@@ -383,27 +361,26 @@ class _Lane:
             wait([self._under_way], _POLL)
         return self.finished()
 
-    def last_outcome(self) -> Outcome | None:
-        """Wait a moment for the round under way. None if it does not end, or fails."""
-        wait([self._under_way], _POLL)
-        failed = self._under_way.done() and self._under_way.exception() is not None
-        return None if failed else self.finished()
+    def last_outcome(self) -> Outcome:
+        """Wait until the round under way ends, and hand it over if it has failed or stopped."""
+        if self._under_way.exception() is None:
+            return self._under_way.result()
+        return self.participant.hand_over(self._contributed)
 
     def settle(self, outcome: Outcome, restarted: bool) -> None:
         """Note the outcome, and whether the parameters have restarted from the anchor."""
-        self._under_way = None
+        self._under_way = self._contributed = None
         restarted, self._has_restarted = restarted or self._has_restarted, False
         made, self._made = self._made, {}
         if not made:
             return  # it has only joined
+        if outcome.counted or outcome.nonfinite:  # the steps of a NaN are undone
+            self._counted_samples, self.counted_steps = self._samples, self._steps
         if outcome.counted:
-            self._counted_samples = self._samples
             self.uncounted, self.counted = {}, {} if restarted else made
             return
         self.participant.packing.take_back()
-        if outcome.nonfinite:  # its steps are undone
-            self._counted_samples = self._samples
-        elif restarted:
+        if restarted and not outcome.nonfinite:
             self.uncounted, self.counted = self._due(made), {}
 
     def restart(self) -> None:
@@ -414,4 +391,10 @@ class _Lane:
             self._has_restarted = True
 
     def leave(self, differences: Arrays, samples: float, about: dict[str, Any]) -> None:
-        self.participant.leave(self._contribution(differences, samples, about))
+        """Put what no round counts, and put it again if it comes after the result."""
+        for _ in range(_ATTEMPTS):
+            contribution = self._contribution(differences, samples, about)
+            if not contribution.weight:
+                break
+            self.settle(self.participant.hand_over(contribution), restarted=False)
+        self.participant.leave()

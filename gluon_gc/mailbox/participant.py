@@ -36,6 +36,7 @@ from .store import StoreError
 
 _READERS = 8  # threads that get payloads
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two listings of a round
+_LAST_SECONDS = 30.0  # a worker that leaves waits at most so long for a result
 
 State = Dict[str, Arrays]
 """The shared state of an algorithm: arrays by kind and parameter."""
@@ -113,6 +114,7 @@ class Participant:
         self._saves: int | None = None  # the round whose state this worker must save
         self._saving: threading.Thread | None = None
         self._got: dict[str, Object] = {}  # payloads of the open round, by checksum
+        self._sent: tuple[Header, bytes] | None = None  # the payload of the round under way
 
     def shares(self) -> Iterator[tuple[str, float]]:
         return self.packing.shares()
@@ -138,20 +140,60 @@ class Participant:
         logger.debug("%s: %s joins in round %d", self.kind, self.settings.worker, self.round)
         return outcome
 
-    def leave(self, contribution: Contribution) -> None:
-        """Put a last contribution into the open round, unless it has no weight, and leave."""
+    def leave(self) -> None:
+        """Tell that nobody should wait for this worker in the open round, or in a later one."""
+        self._skip_decided()
+        name = objects.leaver_name(self.kind, self.round, self.settings.worker)
+        self._store.put(name, objects.pack({"run": self._run}))
+        logger.debug("%s: %s leaves before round %d", self.kind, self.settings.worker, self.round)
+
+    def hand_over(self, contribution: Contribution) -> Outcome:
+        """Leave after a round with this contribution, and do not wait for its average.
+
+        If `take_part` has failed after it has packed the contribution, the round has that payload.
+        After an upload that came too late, the next call puts a payload into a later round, so that
+        as many rounds may be decided meanwhile.
+        """
+        self._require_same_run()
+        is_new = self._sent is None
+        if is_new:
+            self._skip_decided()
+            self._put(contribution)
+        (header, data), self._sent = self._sent, None
+        number, worker = header["round"], self.settings.worker
+        look = self._look(number)
+        if not look.has_result and worker not in look.workers:
+            # The same bytes: a decider may have read them.
+            self._store.put(objects.payload_name(self.kind, number, worker), data)
+        self.round = max(self.round, number + 1)
+        self.leave()  # others that leave need not wait for this worker to decide
+        result, nonfinite = self._result_of_others(number), header["nonfinite"]
+        counted = not nonfinite and (result is None or worker in _workers(result))
+        if is_new and not counted:
+            self._skip_decided()
+            self.round += self.round - number
+        return Outcome(counted=counted, nonfinite=nonfinite)
+
+    def _result_of_others(self, number: int) -> Header | None:
+        """The result of a round. None if its decider lists, or will list, this worker's payload.
+
+        Another worker may have listed the round before, but not if the round was not complete.
+        """
+        began, longest = time.monotonic(), min(self.settings.grace, _LAST_SECONDS)
+        while True:
+            look, waited = self._look(number), time.monotonic() - began
+            if look.has_result:
+                return self._read_result(number)
+            deciders = look.workers - look.leavers - self._look(number + 1).leavers
+            others = deciders - {self.settings.worker}
+            if len(others) < self.settings.min_workers or waited > longest:
+                return None
+            time.sleep(min(_LONGEST, max(_SHORTEST, waited / 10)))
+
+    def _skip_decided(self) -> None:
+        """Go on to the open round without the averages of the rounds before."""
         while self._look(self.round).has_result:
             self.round += 1
-        if contribution.weight:
-            self._put(contribution)
-            self.round += 1
-        self.leave_before(self.round)
-
-    def leave_before(self, number: int) -> None:
-        """Tell that nobody should wait for this worker in this round."""
-        name = objects.leaver_name(self.kind, number, self.settings.worker)
-        self._store.put(name, objects.pack({"run": self._run}))
-        logger.debug("%s: %s leaves before round %d", self.kind, self.settings.worker, number)
 
     # Rounds
 
@@ -160,7 +202,7 @@ class Participant:
 
         `state` is the state after the last average, if `saves` was True.
         """
-        outcome = Outcome()
+        outcome, self._sent = Outcome(), None
         self._require_same_run()
         if state is not None:
             self._begin_to_save(state)
@@ -172,6 +214,7 @@ class Participant:
         if not outcome.arrived:
             self._follow(outcome)
         self.meter.steps += 1
+        self._sent = None
         return outcome
 
     @property
@@ -225,6 +268,7 @@ class Participant:
         payload = objects.unpack(name, data)
         self._got[payload.digest] = payload
         logger.debug("%s: round %d begins", self.kind, self.round)
+        self._sent = header, data
         self._store.put(name, data)
         meter.pushed_bytes += len(data)
         logger.debug("%s: the payload of round %d is put", self.kind, self.round)

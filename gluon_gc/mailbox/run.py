@@ -24,7 +24,7 @@ from . import objects
 from .packing import Packing
 from .participant import Participant, Settings
 from .patient_store import PatientStore
-from .store import Store, StoreError
+from .store import Store
 
 FORMAT = 1
 _LEAVING_SECONDS = 60.0  # a folder on a network may never answer
@@ -250,32 +250,46 @@ class Run:
         self._patient.repeats = True
         self._drivers.append(driver)
 
-    def _leave(self, drivers: list[Any]) -> None:
-        try:
-            for driver in drivers:
-                driver.leave()
-        except StoreError as error:
-            logger.warning("%s: the last steps of this worker are lost", error)
-
     def close(self, puts: bool = True) -> None:
         """Leave the run. `puts`: whether other workers get what this one has changed since."""
         for shard in self._shards:
             shard.close(puts)
         drivers, self._drivers = self._drivers, []
         self._patient.repeats = False
-        if puts and drivers:
-            leaving = threading.Thread(target=self._leave, args=[drivers], daemon=True)
-            leaving.start()
-            leaving.join(_LEAVING_SECONDS)
-            if leaving.is_alive():
-                logger.warning("%s is silent: the last steps of this worker are lost", self.url)
         self._patient.stop()
+        for driver in drivers if puts else ():
+            self._leave(driver)
         if puts and not (drivers or self._shards):
             logger.warning(
                 "this process has made no round of the run at %s: a DistributedOptimizer or "
                 "DistributedTrainer with the algorithm local_steps makes them",
                 self.url,
             )
+
+    def _leave(self, driver: Any) -> None:
+        """Let a driver leave on a thread."""
+
+        def leave() -> None:
+            try:
+                driver.leave()
+            except Exception as error:
+                self._warn_of_lost_steps(driver, error)
+            else:
+                if driver.uncounted_steps:
+                    self._warn_of_lost_steps(driver, "the last payload has come too late")
+
+        leaving = threading.Thread(target=leave, daemon=True)
+        leaving.start()
+        leaving.join(_LEAVING_SECONDS)
+        if leaving.is_alive():
+            self._warn_of_lost_steps(driver, f"{self.url} is silent")
+
+    def _warn_of_lost_steps(self, driver: Any, why: Any) -> None:
+        steps = driver.uncounted_steps
+        if steps:
+            logger.warning("%s: the last %d steps of this worker are lost", why, steps)
+        else:
+            logger.warning("%s: one round waits for this worker", why)
 
 
 def _name_and_seed(worker_name: str | None) -> tuple[str, int]:

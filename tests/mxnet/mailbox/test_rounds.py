@@ -75,8 +75,8 @@ def test_a_nan_leaves_its_worker_out_of_a_round_on_nonfinite_raise_and_propagate
     for worker in affected:
         assert "Error" not in worker.said
         assert all(np.isfinite(values).all() for values in worker.arrays["parameter"].values())
-        later = [each.names for each in replay.rounds if not each.excluded]
-        assert worker.facts["worker"] in later[-1]
+        later = [each.names for each in replay.rounds if not each.excluded][-3:]
+        assert any(worker.facts["worker"] in names for names in later)
 
 
 def test_a_worker_that_ends_puts_what_it_has_unless_it_failed(tmp_path, workers):

@@ -25,7 +25,8 @@ import numpy as np
 
 from gluon_gc import mailbox
 from gluon_gc.log import logger
-from gluon_gc.mailbox.driver import MailboxDriver, _Signals
+from gluon_gc.mailbox.driver import MailboxDriver
+from gluon_gc.mailbox.signals import Signals
 from gluon_gc.mailbox.store import Store
 
 ARCHIVE = "archive/"  # before the names of removed objects
@@ -63,7 +64,7 @@ class Recorder:
     ) -> None:
         self._begin, self._driver, self._values = folder / name, driver, values
         self._made: Arrays = defaultdict(float)
-        self._signals = _Signals()
+        self._signals = Signals()
         self._applied: dict[str, int] = {}
         self._before: Arrays = {}
         self.facts: dict[str, Any] = {

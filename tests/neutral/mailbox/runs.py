@@ -223,15 +223,17 @@ class Replay:
         return None
 
     def _rounds(self) -> Iterator[Round]:
-        number, last = 1, None
-        while last is None:
+        """The decided rounds. `open_payloads`: those of each other round, in order."""
+        self.open_payloads: list[dict[str, objects.Object]] = []
+        number = 1
+        while not self.open_payloads or self.open_payloads[-1]:
             result = self._get(objects.result_name(self.kind, number))
             folder = objects.payloads_folder(self.kind, number)
             listed = [*self._store.list(folder), *self._store.list(ARCHIVE + folder)]
             names = sorted({objects.last_part(entry.name) for entry in listed})
             payloads = {n: self._get(objects.payload_name(self.kind, number, n)) for n in names}
             if result is None:
-                self.open_payloads, last = payloads, number
+                self.open_payloads.append(payloads)
             else:
                 yield Round(result.header, payloads)
             number += 1
@@ -282,15 +284,13 @@ class Replay:
         return digest(flat)
 
     def handed_over(self, worker: str) -> dict[str, np.ndarray]:
-        """The sum of what rounds have counted of a worker, and of its last payload."""
-        every = [(each.payloads.get(worker), worker in each.names) for each in self.rounds]
-        every.append((self.open_payloads.get(worker), False))
-        put = [(payload, counted) for payload, counted in every if payload is not None]
+        """The sum of what rounds have counted of a worker, and will count."""
+        counting = [each.payloads[worker] for each in self.rounds if worker in each.names]
+        counting += [payloads[worker] for payloads in self.open_payloads if worker in payloads]
         total = {name: np.zeros(size) for name, size in self._sizes.items()}
-        for number, (payload, counted) in enumerate(put):
-            if counted or number == len(put) - 1:
-                for name, values in self.decoded(payload).items():
-                    total[name] += values
+        for payload in counting:
+            for name, values in self.decoded(payload).items():
+                total[name] += values
         return total
 
     def require_equal_bits(self, workers: list[Worker]) -> None:

@@ -18,6 +18,7 @@ from gluon_gc import compression
 from gluon_gc.exchange.plan import Tensor
 from gluon_gc.mailbox import objects
 from gluon_gc.mailbox.driver import MailboxDriver
+from gluon_gc.mailbox.store import StoreError
 
 from .workers import SHAPES, TIMEOUT, Member, assert_equal, decoded, read
 
@@ -175,8 +176,7 @@ def disturbed(events, options, params, keep):
         for event in events:
             contend(event.before)
             _make(event, worker, contend, lock)
-            for name, missing in worker.missing().items():
-                np.testing.assert_allclose(missing, 0, atol=1e-4, err_msg=name)
+            assert_zero(worker.missing())
         worker.train(every)  # takes up what it has not seen yet
         _settle(worker)
         assert_same_as_a_newcomer(worker, url, options, params)
@@ -185,6 +185,53 @@ def disturbed(events, options, params, keep):
         for member in (worker, rival):
             member.run.close(puts=False)
         return worker
+
+
+def left(event, steps, min_workers, options, params):
+    """Let a worker leave after some steps, while an event happens in them or meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"{folder}/run"
+        worker = Disturbed(url, options, params, min_workers=min_workers).join()
+        rival = Member(url, 1, options, params, grace=AT_ONCE).join()
+        for member in (worker, rival):
+            member.store.created = lambda name: worker.note(url, name)
+        every = worker.driver.algorithm.every
+
+        def contend():
+            rival.train(event.rounds * every)
+            if event.fails_for:
+                raise StoreError("no answer")
+
+        worker.train(event.before)
+        if event.point:
+            operation, pattern, after = POINTS[event.point]
+            worker.store.trap(operation, pattern, contend, after)
+        worker.train(steps)
+        worker.run.close()
+        if worker.driver.uncounted_steps:
+            assert event.fails_for
+            return
+        lanes = worker.driver._lanes.items()
+        while any(rival.participant(kind).round < lane.participant.round for kind, lane in lanes):
+            rival.train(every)  # decides the rounds that have payloads of the worker
+            _settle(rival)
+        residuals = [lane.participant.packing.residuals() for _, lane in lanes]
+        residual = shaped({n: values for each in residuals for n, values in each.items()})
+        assert_zero(
+            {
+                name: worker.made[name]
+                - worker.dropped[name]
+                - worker.counted[name]
+                - residual.get(name, 0)
+                for name in SHAPES
+            }
+        )
+        rival.run.close(puts=False)
+
+
+def assert_zero(arrays):
+    for name, values in arrays.items():
+        np.testing.assert_allclose(values, 0, atol=1e-4, err_msg=name)
 
 
 def _make(event, worker, contend, lock):
@@ -260,3 +307,23 @@ CASES = {
 @given(events=st.lists(EVENTS, min_size=1, max_size=5), keep=st.sampled_from([1, 3]))
 def test_all_changes_are_counted_once(params, options, events, keep):
     disturbed(events, options, params, keep)
+
+
+LAST_EVENTS = st.builds(
+    Event,
+    point=st.sampled_from(list(POINTS)),
+    rounds=st.sampled_from([0, 1, 2, 5]),
+    before=st.sampled_from([0, 1, 4, 5]),
+    fails_for=st.sampled_from([0, 0, 1]),
+)
+
+
+@pytest.mark.parametrize("params, options", CASES.values(), ids=CASES.keys())
+@settings(EXAMPLES)
+@example(event=Event("before its payload is put", fails_for=1), steps=4, min_workers=1)
+@example(event=Event("after its payload is put", rounds=1, fails_for=1), steps=5, min_workers=2)
+@given(event=LAST_EVENTS, steps=st.sampled_from([1, 2, 4, 5]), min_workers=st.sampled_from([1, 2]))
+def test_all_changes_of_a_worker_that_leaves_are_counted_once(
+    params, options, event, steps, min_workers
+):
+    left(event, steps, min_workers, options, params)

@@ -1,0 +1,145 @@
+"""A worker that leaves hands over all that it has changed, and tells if it cannot."""
+
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from gluon_gc.mailbox import objects
+from gluon_gc.mailbox.store import Store, StoreError
+
+from .workers import SHAPES, TIMEOUT, Member, counted, in_threads, read, results
+
+AT_ONCE, SHORT, LONG = 1e-9, 0.05, 60.0  # grace
+
+
+def weights(url, member):
+    """The weights of a member's payloads by round, whether a result counts them or not."""
+    names = [entry.name for entry in Store(url).list("difference/rounds/")]
+    put = [name for name in names if name.endswith(f"payloads/{member.name}")]
+    headers = [read(url, name).header for name in put]
+    return {header["round"]: header["weight"] for header in headers}
+
+
+def counted_weight(url, member):
+    entries = [entry for result in results(url).values() for entry in result["counted"]]
+    return sum(entry["weight"] for entry in entries if entry["worker"] == member.name)
+
+
+def handed_over(url, member):
+    """The sum of a member's uncompressed payloads."""
+    total = 0
+    for number in weights(url, member):
+        payload = read(url, objects.payload_name("difference", number, member.name))
+        total = total + np.frombuffer(payload.body, np.float32)
+    return total
+
+
+def assert_all_is_handed_over(url, member):
+    made = np.concatenate([member.made[name].reshape(-1) for name in SHAPES])
+    np.testing.assert_allclose(handed_over(url, member), made, atol=1e-5)
+
+
+def leave(member):
+    """Let a member leave. Return the seconds that this takes."""
+    began = time.monotonic()
+    member.run.close()
+    return time.monotonic() - began
+
+
+def test_the_steps_since_a_payload_in_the_open_round_are_in_the_next_round(url):
+    leaves = Member(url, 0, {"every": 5}, min_workers=2, grace=SHORT).join().train(23)
+    leaves.run.close()
+    assert weights(url, leaves) == {1: 5, 2: 18}
+    assert_all_is_handed_over(url, leaves)
+    stays = Member(url, 1, min_workers=2, grace=SHORT).join().train(3)
+    assert [counted(results(url)[n]) for n in (1, 2)] == [[leaves.name, stays.name]] * 2
+    assert counted_weight(url, leaves) == 23
+    assert leaves.name not in counted(results(url).get(3, {"counted": []}))
+
+
+@pytest.mark.parametrize("steps, put", [(2, {1: 2}), (3, {1: 2, 2: 1})])
+def test_an_upload_under_way_ends_first(url, steps, put):
+    leaves = Member(url, 0, {"every": 2, "overlap": 1}, min_workers=2, grace=SHORT).join()
+    leaves.store.trap("put", "/payloads/", partial(time.sleep, 0.5))
+    leaves.train(steps)
+    leaves.run.close()
+    assert weights(url, leaves) == put
+    assert_all_is_handed_over(url, leaves)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not put", "put, but not answered"])
+def test_an_outage_that_is_over_loses_nothing(url, after, monkeypatch):
+    monkeypatch.setattr("gluon_gc.mailbox.patient_store._FIRST_PAUSE", LONG)
+    leaves = Member(url, 0, {"every": 2, "overlap": 1}, grace=SHORT).join()
+    failed = threading.Event()
+
+    def fail():
+        failed.set()
+        raise StoreError("no answer")
+
+    leaves.store.trap("put", "/payloads/", fail, after)
+    leaves.train(2)
+    assert failed.wait(TIMEOUT)
+    leaves.train(5)
+    assert leave(leaves) < 10
+    assert weights(url, leaves) == {1: 2, 2: 5}
+    assert_all_is_handed_over(url, leaves)
+
+
+def during_uploads(member, action, *later):
+    """Call the first action during a member's next upload of a payload, and so on."""
+
+    def act():
+        action()
+        if later:
+            during_uploads(member, *later)
+
+    member.store.trap("put", "/payloads/", act)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_a_payload_that_comes_after_the_result_is_put_again(url, rounds):
+    stays = Member(url, 0, grace=AT_ONCE).join()
+    leaves = Member(url, 1, {"every": 100}, grace=SHORT).join().train(7)
+    during_uploads(leaves, *[partial(stays.train, rounds)] * 2)
+    leaves.run.close()
+    stays.train(2 * rounds + 1)
+    assert counted_weight(url, leaves) == 7
+    assert leaves.driver.uncounted_steps == 0
+
+
+def test_a_payload_that_a_decider_has_not_listed_is_put_again(url):
+    stays = Member(url, 0, grace=AT_ONCE).join()
+    leaves = Member(url, 1, {"every": 100}, grace=LONG).join().train(7)
+    lists, goes_on = threading.Event(), threading.Event()
+    stays.store.trap("get", "/payloads/", lambda: (lists.set(), goes_on.wait(TIMEOUT)))
+
+    def leave_meanwhile():
+        assert lists.wait(TIMEOUT)
+        leaves.store.trap("put", "/leavers/", lambda: threading.Timer(0.2, goes_on.set).start())
+        leaves.run.close()
+
+    in_threads(stays.train, leave_meanwhile)
+    assert counted(results(url)[1]) == [stays.name]
+    stays.train(3)
+    assert counted_weight(url, leaves) == 7
+
+
+def test_a_payload_that_always_comes_too_late_is_told(url, logged):
+    stays = Member(url, 0, grace=AT_ONCE).join()
+    leaves = Member(url, 1, {"every": 100}, grace=SHORT).join().train(7)
+    during_uploads(leaves, *(partial(stays.train, rounds) for rounds in (1, 3, 20)))
+    leaves.run.close()
+    text = "the last payload has come too late: the last 7 steps of this worker are lost"
+    assert text in logged.text
+    assert counted_weight(url, leaves) == 0
+
+
+def test_workers_that_leave_together_do_not_wait_for_each_other(url):
+    members = [Member(url, rank, {"every": 100}, grace=LONG).join().train(7) for rank in range(3)]
+    assert max(in_threads(*(partial(leave, member) for member in members))) < 10
+    stays = Member(url, 3, grace=SHORT).join().train()
+    assert sorted(counted(results(url)[1])) == sorted(m.name for m in (*members, stays))
