@@ -32,7 +32,7 @@ from . import objects
 from .objects import DamagedError, Object
 from .packing import Arrays, Packing
 from .patient_store import PatientStore
-from .store import StoreError
+from .store import StoreError, upload_seconds
 
 _READERS = 8  # threads that get payloads
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two listings of a round
@@ -115,6 +115,7 @@ class Participant:
         self._saving: threading.Thread | None = None
         self._got: dict[str, Object] = {}  # payloads of the open round, by checksum
         self._sent: tuple[Header, bytes] | None = None  # the payload of the round under way
+        self.uploads_until = 0.0  # when the last upload must have ended, or has ended
 
     def shares(self) -> Iterator[tuple[str, float]]:
         return self.packing.shares()
@@ -164,7 +165,7 @@ class Participant:
         look = self._look(number)
         if not look.has_result and worker not in look.workers:
             # The same bytes: a decider may have read them.
-            self._store.put(objects.payload_name(self.kind, number, worker), data)
+            self._upload(objects.payload_name(self.kind, number, worker), data)
         self.round = max(self.round, number + 1)
         self.leave()  # others that leave need not wait for this worker to decide
         result, nonfinite = self._result_of_others(number), header["nonfinite"]
@@ -269,10 +270,17 @@ class Participant:
         self._got[payload.digest] = payload
         logger.debug("%s: round %d begins", self.kind, self.round)
         self._sent = header, data
-        self._store.put(name, data)
+        self._upload(name, data)
         meter.pushed_bytes += len(data)
         logger.debug("%s: the payload of round %d is put", self.kind, self.round)
         return packed.nonfinite
+
+    def _upload(self, name: str, data: bytes) -> None:
+        self.uploads_until = time.monotonic() + upload_seconds(len(data))
+        try:
+            self._store.put(name, data)
+        finally:
+            self.uploads_until = time.monotonic()
 
     def _result_of_open_round(self) -> Header:
         """Wait for the result of the open round, or write it."""

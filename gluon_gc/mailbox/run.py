@@ -27,7 +27,8 @@ from .patient_store import PatientStore
 from .store import Store
 
 FORMAT = 1
-_LEAVING_SECONDS = 60.0  # a folder on a network may never answer
+_LEAVING_SECONDS = 60.0  # besides those of uploads: a folder on a network may never answer
+_POLL = 0.1  # seconds between two looks at a worker that leaves
 Answer = TypeVar("Answer")
 
 
@@ -267,7 +268,7 @@ class Run:
             )
 
     def _leave(self, driver: Any) -> None:
-        """Let a driver leave on a thread."""
+        """Let a driver leave on a thread, as long as the store may need for it."""
 
         def leave() -> None:
             try:
@@ -278,11 +279,16 @@ class Run:
                 if driver.uncounted_steps:
                     self._warn_of_lost_steps(driver, "the last payload has come too late")
 
+        began = time.monotonic()
         leaving = threading.Thread(target=leave, daemon=True)
         leaving.start()
-        leaving.join(_LEAVING_SECONDS)
-        if leaving.is_alive():
-            self._warn_of_lost_steps(driver, f"{self.url} is silent")
+        while True:
+            leaving.join(_POLL)
+            if not leaving.is_alive():
+                return None
+            uploads = [p.uploads_until for p in self._participants.values()]
+            if time.monotonic() > max([began, *uploads]) + _LEAVING_SECONDS:
+                return self._warn_of_lost_steps(driver, f"{self.url} is silent")
 
     def _warn_of_lost_steps(self, driver: Any, why: Any) -> None:
         steps = driver.uncounted_steps

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gluon_gc.mailbox import objects
+from gluon_gc.mailbox import objects, run
 from gluon_gc.mailbox.store import Store, StoreError
 
 from .workers import SHAPES, TIMEOUT, Member, counted, in_threads, read, results
@@ -143,3 +143,17 @@ def test_workers_that_leave_together_do_not_wait_for_each_other(url):
     assert max(in_threads(*(partial(leave, member) for member in members))) < 10
     stays = Member(url, 3, grace=SHORT).join().train()
     assert sorted(counted(results(url)[1])) == sorted(m.name for m in (*members, stays))
+
+
+def test_a_slow_upload_has_time_and_a_silent_store_has_not(url, monkeypatch, logged):
+    monkeypatch.setattr(run, "_LEAVING_SECONDS", 0.3)
+    first, second = (Member(url, rank, {"every": 100}).join().train(7) for rank in range(2))
+    monkeypatch.setattr("gluon_gc.mailbox.store._SLOWEST", 100)
+    first.store.trap("put", "/payloads/", partial(time.sleep, 1.0))
+    first.run.close()
+    assert weights(url, first) == {1: 7} and "lost" not in logged.text
+    ends = threading.Event()
+    second.store.trap("list", "/rounds/", partial(ends.wait, TIMEOUT))
+    assert leave(second) < 10
+    ends.set()
+    assert f"{second.run.url} is silent: the last 7 steps of this worker are lost" in logged.text
