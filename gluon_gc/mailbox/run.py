@@ -24,6 +24,7 @@ from . import objects
 from .packing import Packing
 from .participant import Participant, Settings
 from .patient_store import PatientStore
+from .signals import Signals
 from .store import Store
 
 FORMAT = 1
@@ -252,14 +253,26 @@ class Run:
         self._drivers.append(driver)
 
     def close(self, puts: bool = True) -> None:
-        """Leave the run. `puts`: whether other workers get what this one has changed since."""
+        """Leave the run. `puts`: whether other workers get what this one has changed since.
+
+        The first signal meanwhile is held back. The second one ends this at once.
+        """
+        signals = Signals()
+        if puts:
+            signals.hold()
+        try:
+            self._close(puts, signals)
+        finally:
+            signals.release()
+
+    def _close(self, puts: bool, signals: Signals) -> None:
         for shard in self._shards:
-            shard.close(puts)
+            shard._close(puts, signals)
         drivers, self._drivers = self._drivers, []
         self._patient.repeats = False
         self._patient.stop()
         for driver in drivers if puts else ():
-            self._leave(driver)
+            self._leave(driver, signals)
         if puts and not (drivers or self._shards):
             logger.warning(
                 "this process has made no round of the run at %s: a DistributedOptimizer or "
@@ -267,7 +280,7 @@ class Run:
                 self.url,
             )
 
-    def _leave(self, driver: Any) -> None:
+    def _leave(self, driver: Any, signals: Signals) -> None:
         """Let a driver leave on a thread, as long as the store may need for it."""
 
         def leave() -> None:
@@ -279,7 +292,7 @@ class Run:
                 if driver.uncounted_steps:
                     self._warn_of_lost_steps(driver, "the last payload has come too late")
 
-        began = time.monotonic()
+        began, told = time.monotonic(), 0
         leaving = threading.Thread(target=leave, daemon=True)
         leaving.start()
         while True:
@@ -287,8 +300,16 @@ class Run:
             if not leaving.is_alive():
                 return None
             uploads = [p.uploads_until for p in self._participants.values()]
+            if signals.count > 1:
+                return self._warn_of_lost_steps(driver, "a second signal has come")
             if time.monotonic() > max([began, *uploads]) + _LEAVING_SECONDS:
                 return self._warn_of_lost_steps(driver, f"{self.url} is silent")
+            if signals.count > told:
+                told = signals.count
+                logger.warning(
+                    "this worker is leaving the run: another signal would lose its last %d steps",
+                    driver.uncounted_steps,
+                )
 
     def _warn_of_lost_steps(self, driver: Any, why: Any) -> None:
         steps = driver.uncounted_steps

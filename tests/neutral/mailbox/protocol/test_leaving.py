@@ -1,5 +1,8 @@
 """A worker that leaves hands over all that it has changed, and tells if it cannot."""
 
+import os
+import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -157,3 +160,38 @@ def test_a_slow_upload_has_time_and_a_silent_store_has_not(url, monkeypatch, log
     assert leave(second) < 10
     ends.set()
     assert f"{second.run.url} is silent: the last 7 steps of this worker are lost" in logged.text
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_only_a_second_signal_ends_the_last_upload(url, signals, logged):
+    leaves, ends = Member(url, 0, {"every": 100}).join().train(7), threading.Event()
+    told = "this worker is leaving the run: another signal would lose its last 7 steps"
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for(lambda: told in logged.text)
+        if signals == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            ends.wait(TIMEOUT)
+
+    leaves.store.trap("put", "/payloads/", interrupt)
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+    try:
+        with pytest.raises(SystemExit, match="5"):
+            leaves.run.close()
+    except KeyboardInterrupt:  # the second one, while the first one is raised
+        assert signals == 2
+    finally:
+        ends.set()
+        signal.signal(signal.SIGTERM, handler)
+    lost = "a second signal has come: the last 7 steps of this worker are lost"
+    assert (lost in logged.text) == (signals == 2)
+    if signals == 1:
+        assert weights(url, leaves) == {1: 7}
+
+
+def wait_for(happens):
+    end = time.monotonic() + TIMEOUT
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.01)
