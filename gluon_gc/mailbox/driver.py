@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -104,8 +104,8 @@ class MailboxDriver(Driver):
                 tensors = self._tensors(kind, of_kind, dtypes)
                 participant = self._mailbox.participant(kind, Packing(tensors))
                 self._lanes[kind] = _Lane(participant, self._epoch)
-            outcome = self._mailbox.share(partial(self._join, kind))
-            self._apply(kind, outcome, answers=False)
+            for outcome in self._outcomes(kind, partial(self._join, kind), float("inf")):
+                self._apply(kind, outcome, answers=False)
             for name in of_kind:
                 anchor, parameter = self.state["anchor"][name], parameters[name]
                 self.has_moved |= not np.array_equal(self._numpy(anchor), self._numpy(parameter))
@@ -167,10 +167,11 @@ class MailboxDriver(Driver):
         self._signals.release()  # the algorithm has applied the last average
         kind, lane = request.kind, self._lanes.get(request.kind)
         # An attempt that could not go on in time has ended since then.
-        earlier = self._mailbox.share(lambda: lane.finished())
-        self._apply(kind, earlier, answers=False)
+        has_restarted = False
+        for earlier in self._outcomes(kind, lambda: lane.finished(), self._mailbox.grace):
+            self._apply(kind, earlier, answers=False)
+            has_restarted = bool(earlier.nonfinite)
         self.counts[kind] += 1
-        has_restarted = earlier is not None and bool(earlier.nonfinite)
         contributes = lane is not None and lane.is_idle and not has_restarted
         if contributes:
             differences = {n: self._numpy(vector) for n, vector in request.vectors.items()}
@@ -192,14 +193,27 @@ class MailboxDriver(Driver):
                 return None
             return lane.awaited(self._mailbox.grace, self._mailbox.hindered_seconds)
 
-        outcome = self._mailbox.share(awaited)
+        last: OfFramework = {}
+        for outcome in self._outcomes(kind, awaited, self._mailbox.grace):
+            last = self._apply(kind, outcome, answers=True)
         self._zero += self.now() - began
-        return self._apply(kind, outcome, answers=True)
+        return last
 
-    def _apply(self, kind: str, outcome: Outcome | None, answers: bool) -> OfFramework:
-        """Apply what was learnt. Return the last average if the algorithm waits for it, or {}."""
-        if outcome is None:
-            return {}
+    def _outcomes(
+        self, kind: str, first: Callable[[], Outcome | None], grace: float
+    ) -> Iterator[Outcome]:
+        """What the first worker of the site learns. Each outcome is applied before the next one."""
+        outcome = self._mailbox.share(first)
+        while outcome is not None:
+            yield outcome
+            if outcome.is_last:
+                return
+            outcome = self._mailbox.share(
+                lambda: self._lanes[kind].awaited(grace, self._mailbox.hindered_seconds)
+            )
+
+    def _apply(self, kind: str, outcome: Outcome, answers: bool) -> OfFramework:
+        """Apply what was learnt. Return the average if the algorithm waits for it, or {}."""
         last: OfFramework = {}
         self._signals.hold()  # until the algorithm has applied the last average
         try:
@@ -218,12 +232,10 @@ class MailboxDriver(Driver):
                     values = outcome.state[shared][name]
                     self.state[shared][name] = self._like(values, parameters[name])
                 parameters[name][:] = parameters[name] + (self.state["anchor"][name] - before)
-        *missed, last = [None, *map(partial(self._of_framework, parameters), outcome.means)]
-        if last and (outcome.nonfinite or not (answers and outcome.arrived)):
-            missed, last = [*missed, last], None
-        for averages in missed:
-            if averages:
-                self.algorithm.missed(averages, parameters, self.state)
+        average = self._of_framework(parameters, outcome.mean)
+        last = average if answers and outcome.arrived and not outcome.nonfinite else {}
+        if average and not last:
+            self.algorithm.missed(average, parameters, self.state)
         lane = self._lanes.get(kind)
         if lane is not None:
             lane.settle(outcome, restarted=bool(last))
@@ -232,7 +244,7 @@ class MailboxDriver(Driver):
                 parameters[name][:] = anchor
             for each in self._lanes.values():
                 each.restart()
-        return last or {}
+        return last
 
     def leave(self) -> None:
         """Put what no round has counted of this worker, and leave the run.
@@ -241,8 +253,8 @@ class MailboxDriver(Driver):
         """
         parameters = self._front_end.parameters()
         for kind, lane in self._lanes.items():
-            if not lane.is_idle:
-                self._apply(kind, lane.last_outcome(), answers=False)
+            for outcome in lane.last_outcomes():
+                self._apply(kind, outcome, answers=False)
         for kind, lane in self._lanes.items():
             lane.leave(
                 {
@@ -318,19 +330,22 @@ class _Lane:
     ) -> None:
         """Begin to take part in a round."""
         contribution = self._contributed = self._contribution(differences, samples, about)
-        self._under_way = future = Future()
         if self.epoch is not None:
             self.participant.packing.set_epoch(self.epoch)
             self.epoch = None
+        self._begin(partial(self.participant.take_part, contribution, state))
 
-        def take_part() -> None:
+    def _begin(self, call: Callable[[], Outcome]) -> None:
+        self._under_way = future = Future()
+
+        def learn() -> None:
             try:
-                future.set_result(self.participant.take_part(contribution, state))
+                future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
 
         # Python waits at its end for a daemon thread neither, nor for a store that does not answer.
-        threading.Thread(target=take_part, name=self.participant.kind, daemon=True).start()
+        threading.Thread(target=learn, name=self.participant.kind, daemon=True).start()
 
     def _contribution(
         self, differences: Arrays, samples: float, about: dict[str, Any]
@@ -361,15 +376,21 @@ class _Lane:
             wait([self._under_way], _POLL)
         return self.finished()
 
-    def last_outcome(self) -> Outcome:
+    def last_outcomes(self) -> Iterator[Outcome]:
         """Wait until the round under way ends, and hand it over if it has failed or stopped."""
-        if self._under_way.exception() is None:
-            return self._under_way.result()
-        return self.participant.hand_over(self._contributed)
+        while not self.is_idle:
+            if self._under_way.exception() is None:
+                yield self._under_way.result()
+            else:
+                yield self.participant.hand_over(self._contributed)
 
     def settle(self, outcome: Outcome, restarted: bool) -> None:
         """Note the outcome, and whether the parameters have restarted from the anchor."""
-        self._under_way = self._contributed = None
+        self._under_way = None
+        if not outcome.is_last:
+            self._begin(self.participant.following)
+            return
+        self._contributed = None
         restarted, self._has_restarted = restarted or self._has_restarted, False
         made, self._made = self._made, {}
         if not made:

@@ -2,11 +2,12 @@
 
 A round takes these steps, for each worker:
 
-1. Follow the rounds that others have decided meanwhile: get their payloads, and average them.
+1. Read the results that others have written meanwhile, up to the open round.
 2. Put a payload into the open round.
 3. List the round until its result is there. Whoever sees that the round is complete writes the
    result, which only the first one can (create if absent).
-4. Get the payloads that the result lists, and average them in its order.
+4. For each of these results, get the payloads that it lists, and average them in its order. Each
+   average is applied before the one after the next is made, so that two are in memory at most.
 
 A round is complete when it has the payloads of all workers that put one into the round before, or
 when `min_workers` have been there for `grace` seconds. It is never complete without `min_workers`.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -72,12 +74,13 @@ class Contribution:
 
 @dataclass
 class Outcome:
-    """What a worker learns from a round."""
+    """What a worker learns from a round. Only the last one tells about its contribution."""
 
-    means: list[Arrays] = field(default_factory=list)  # of all rounds since, in order
-    state: State | None = None  # where they begin, if the worker missed rounds that are removed
-    counted: bool = False  # whether one of the rounds counts this worker's contribution
-    arrived: bool = False  # whether the last average is of the round with this contribution
+    mean: Arrays = field(default_factory=dict)  # empty if no payload has a weight
+    state: State | None = None  # instead of the mean, if payloads of missed rounds are removed
+    is_last: bool = False  # whether no average follows that this worker lacks
+    counted: bool = False  # whether a round counts this worker's contribution
+    arrived: bool = False  # whether the mean is of the round with this contribution
     nonfinite: str = ""  # the name of a parameter whose contribution has a NaN or an infinity
 
 
@@ -116,6 +119,9 @@ class Participant:
         self._got: dict[str, Object] = {}  # payloads of the open round, by checksum
         self._sent: tuple[Header, bytes] | None = None  # the payload of the round under way
         self.uploads_until = 0.0  # when the last upload must have ended, or has ended
+        self._results: deque[Header] = deque()  # of the rounds whose averages this worker lacks
+        self._lacks_state = False  # whether it lacks a state before them
+        self._counted, self._nonfinite = False, ""  # what the last outcome tells
 
     def shares(self) -> Iterator[tuple[str, float]]:
         return self.packing.shares()
@@ -123,23 +129,23 @@ class Participant:
     # Joining and leaving
 
     def join(self, first: State) -> Outcome:
-        """Return the newest saved state, and the averages since.
+        """Return the newest saved state. `following` returns the averages since.
 
         The worker that has created the run saves `first` as the state before round 1. If it does
         not within the grace time, another one does.
         """
-        outcome, deadline = Outcome(), time.monotonic() + self.settings.grace
-        while outcome.state is None:
+        state, deadline = None, time.monotonic() + self.settings.grace
+        while state is None:
             number = self._newest_state()
             if number is not None:
-                outcome.state = self._read_state(number)
+                state = self._read_state(number)
             elif self._is_founder or time.monotonic() > deadline:
                 self._write_state(self._store, 0, first)
             else:
                 self._store.sleep(_SHORTEST)
-        self._follow(outcome)
+        self._follow()
         logger.debug("%s: %s joins in round %d", self.kind, self.settings.worker, self.round)
-        return outcome
+        return Outcome(state=state, is_last=not self._lacks)
 
     def leave(self) -> None:
         """Tell that nobody should wait for this worker in the open round, or in a later one."""
@@ -173,7 +179,7 @@ class Participant:
         if is_new and not counted:
             self._skip_decided()
             self.round += self.round - number
-        return Outcome(counted=counted, nonfinite=nonfinite)
+        return Outcome(is_last=True, counted=counted, nonfinite=nonfinite)
 
     def _result_of_others(self, number: int) -> Header | None:
         """The result of a round. None if its decider lists, or will list, this worker's payload.
@@ -199,55 +205,76 @@ class Participant:
     # Rounds
 
     def take_part(self, contribution: Contribution, state: State | None) -> Outcome:
-        """Contribute to a round, and wait for its average.
+        """Contribute to a round, wait for its result, and return the first average.
 
-        `state` is the state after the last average, if `saves` was True.
+        `following` returns the others. `state` is the state after the last average, if `saves` was
+        True.
         """
-        outcome, self._sent = Outcome(), None
+        self._sent = None
         self._require_same_run()
         if state is not None:
             self._begin_to_save(state)
-        self._follow(outcome)
-        outcome.nonfinite = self._put(contribution)
+        self._follow()
+        self._nonfinite = self._put(contribution)
         result = self._result_of_open_round()
-        outcome.counted = self.settings.worker in _workers(result)
-        outcome.arrived = self._add(result, outcome)
-        if not outcome.arrived:
-            self._follow(outcome)
+        self._results.append(result)
+        self._counted = self.settings.worker in _workers(result)
         self.meter.steps += 1
-        self._sent = None
+        return self.following()
+
+    def following(self) -> Outcome:
+        """Return the next average that this worker lacks, of its contribution's round at last.
+
+        If payloads are removed, or it has missed many rounds, return the newest state instead.
+        """
+        outcome = Outcome()
+        try:
+            outcome.mean, outcome.arrived = self._next_mean()
+        except _Removed:
+            while outcome.state is None:  # it may be removed when a newer one is there
+                outcome.state = self._read_state(self._newest_state())
+        if not (self._lacks or outcome.arrived):
+            self._follow()
+        if not self._lacks:
+            self._sent, outcome.is_last = None, True
+            outcome.counted, outcome.nonfinite = self._counted, self._nonfinite
         return outcome
+
+    def _next_mean(self) -> tuple[Arrays, bool]:
+        """The next average, and whether it is of the round of this worker's contribution."""
+        if self._lacks_state:
+            raise _Removed
+        result = self._results[0]
+        mean = self._mean(result)
+        self._results.popleft()
+        self.size = max(1, len(_workers(result)))
+        is_own = result["round"] == self.round
+        if is_own:
+            self.round += 1
+            self._got.clear()
+        return mean, is_own
+
+    @property
+    def _lacks(self) -> bool:
+        return self._lacks_state or bool(self._results)
 
     @property
     def saves(self) -> bool:
         """Whether this worker must save the state after the last average."""
         return self._saves is not None
 
-    def _follow(self, outcome: Outcome) -> None:
-        """Add the averages of all rounds that have a result to an outcome."""
+    def _follow(self) -> None:
+        """Read results up to the open round. After `keep` of them, go on after the newest state."""
         result = self._read_result(self.round)
         while result is not None:
-            self._add(result, outcome)
+            self._results.append(result)
+            self.round += 1
+            if len(self._results) == self.settings.keep:
+                newest = self._newest_state()
+                if newest is not None and newest >= self.round:
+                    self._results.clear()
+                    self._lacks_state, self.round = True, newest + 1
             result = self._read_result(self.round)
-
-    def _add(self, result: Header, outcome: Outcome) -> bool:
-        """Add the average of a round to an outcome, and go on to the next round.
-
-        If the round's payloads are removed, go on after the newest state. The result is then False.
-        """
-        try:
-            outcome.means.append(self._mean(result))
-        except _Removed:
-            state = None
-            while state is None:  # it may be removed when a newer one is there
-                state = self._read_state(self._newest_state())
-            outcome.state = state
-            outcome.means.clear()
-            return False
-        self.size = max(1, len(_workers(result)))
-        self.round += 1
-        self._got.clear()
-        return True
 
     def _put(self, contribution: Contribution) -> str:
         """Put a payload into the open round. Return the name of a parameter with a NaN, or ""."""
@@ -378,20 +405,21 @@ class Participant:
             logger.warning("round %d leaves out worker %s: %s", number, worker, why)
         if not sum(entry["weight"] for entry in entries):
             return {}
-        missing = [entry for entry in entries if entry["digest"] not in self._got]
+        payloads = dict(self._got)
+        missing = [entry for entry in entries if entry["digest"] not in payloads]
         names = [entry["worker"] for entry in missing]
         for entry, data in zip(missing, self._get_all(number, names)):
             name = objects.payload_name(self.kind, number, entry["worker"])
             if data is None:
-                self._require_not_removed()
+                self._require_not_removed(number)
                 raise MissingError(f"object '{name}' is missing, but the round's result lists it")
             payload = objects.unpack(name, data)
             if payload.digest != entry["digest"]:
                 raise DamagedError(f"object '{name}' is not the one that the round's result lists")
-            self._got[payload.digest] = payload
+            payloads[payload.digest] = payload
         weighted = []
         for entry in entries:
-            header, body, _ = self._got[entry["digest"]]
+            header, body, _ = payloads[entry["digest"]]
             weighted.append((entry["weight"], header["lengths"], body))
         with self.meter.timing("decompress_seconds"):
             return self.packing.mean(weighted)
@@ -458,9 +486,9 @@ class Participant:
 
     # Saved states
 
-    def _require_not_removed(self) -> None:
+    def _require_not_removed(self, number: int) -> None:
         newest = self._newest_state()
-        if newest is not None and newest >= self.round:
+        if newest is not None and newest >= number:
             raise _Removed
 
     def _newest_state(self) -> int | None:
@@ -484,8 +512,14 @@ class Participant:
             length = size * np.dtype(dtype).itemsize
             state.setdefault(kind, {})[parameter] = np.frombuffer(body[:length], dtype).copy()
             body = body[length:]
-        self._saved, self._saves, self.round = number, None, number + 1
-        self._got.clear()
+        self._saved, self._lacks_state = max(self._saved, number), False
+        if self._saves is not None and self._saves <= number:
+            self._saves = None
+        if number >= self.round:
+            self.round = number + 1
+            self._got.clear()
+        while self._results and self._results[0]["round"] <= number:
+            self._results.popleft()
         return state
 
     def _begin_to_save(self, state: State) -> None:

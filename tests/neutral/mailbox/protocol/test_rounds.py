@@ -1,11 +1,13 @@
 """Rounds of several workers, in threads."""
 
+import gc
 import itertools
 import shutil
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from gluon_gc.mailbox import objects
 from gluon_gc.mailbox.objects import DamagedError
+from gluon_gc.mailbox.packing import Packing
 from gluon_gc.mailbox.participant import ReplacedError
 from gluon_gc.mailbox.run import Run
 from gluon_gc.mailbox.store import Store, StoreError
@@ -403,6 +406,54 @@ def test_a_worker_joins_while_rounds_are_removed(url, operation, name, after, ro
     assert member.driver.steps == 4 + rounds
     assert_equal(newcomer.shared(), member.shared())
     assert_equal(newcomer.values, newcomer.driver.state["anchor"])
+
+
+@pytest.mark.parametrize("joins", [True, False], ids=["newcomer", "sleeper"])
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_worker_that_missed_rounds_has_one_average_in_memory(url, monkeypatch, joins, overlap):
+    options, settings = {"every": 2, "overlap": overlap}, {"grace": 1e-9, "keep": NEVER_REMOVED}
+    other = Member(url, 1, options, **settings)
+    if not joins:
+        other.join().train(2)
+    member = Member(url, 0, options, **settings).join().train(20 + overlap)
+    mean, means, alive = Packing.mean, [], []
+
+    def watched(packing, weighted):
+        gc.collect()
+        alive.append(sum(each() is not None for each in means))
+        found = mean(packing, weighted)
+        means.append(weakref.ref(found["w"]))
+        return found
+
+    monkeypatch.setattr(Packing, "mean", watched)
+    if joins:
+        other.join()
+        assert_equal(other.shared(), member.shared())
+    else:
+        other.train(3)
+        assert digest(other.shared()) in replayed(url)["difference"].values()
+    assert len(means) >= 10 and max(alive) <= 2  # one is applied while the next one is read
+
+
+def test_a_worker_that_missed_many_rounds_takes_the_newest_state(url):
+    sleeper = Member(url, 1, grace=1e-9, keep=2).join().train()
+    Member(url, 0, grace=1e-9, keep=30).join().train(61).saved()
+    sleeper.store.calls.clear()
+    sleeper.train()
+    gets = [name for operation, name in sleeper.store.calls if operation == "get"]
+    assert len(gets) < 12 and objects.state_name("difference", 60) in gets
+    assert_equal(Member(url, 2).join().shared(), sleeper.shared())
+
+
+def test_a_worker_that_leaves_applies_the_rounds_that_it_missed(url):
+    options = {"every": 2, "overlap": 1}
+    leaves = Member(url, 0, options, grace=1e-9).join().train(3)
+    member = Member(url, 1, options, grace=1e-9).join().train(9)
+    leaves.train()  # its payload is on its way
+    wait([leaves.driver._lanes["difference"]._under_way], TIMEOUT)
+    leaves.run.close()
+    assert leaves.is_idle()
+    assert leaves.participant().round > member.participant().round
 
 
 def test_a_worker_that_leaves_is_counted_once_more_and_not_waited_for(url):
