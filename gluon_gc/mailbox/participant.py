@@ -88,9 +88,13 @@ class Outcome:
 class Look:
     """What a round's folder has: workers with a payload, those that leave before it, a result."""
 
-    workers: set[str] = field(default_factory=set)
+    payloads: dict[str, int] = field(default_factory=dict)  # their bytes, by worker
     leavers: set[str] = field(default_factory=set)
     has_result: bool = False
+
+    @property
+    def workers(self) -> set[str]:
+        return set(self.payloads)
 
 
 class _Removed(Exception):
@@ -351,8 +355,13 @@ class Participant:
     def _decide(self, open_round: Look) -> Header:
         """Write the result of the open round, or read that of who was faster."""
         logger.debug("%s: round %d is complete", self.kind, self.round)
-        counted, excluded, workers = [], {}, open_round.workers
-        for worker, data in zip(sorted(workers), self._get_all(self.round, sorted(workers))):
+        counted, excluded, payloads = [], {}, dict.fromkeys(sorted(open_round.workers))
+        _, own = self._sent
+        if open_round.payloads.get(self.settings.worker) == len(own):  # it is not cut short
+            payloads[self.settings.worker] = own
+        others = [worker for worker, data in payloads.items() if data is None]
+        payloads.update(zip(others, self._get_all(self.round, others)))
+        for worker, data in payloads.items():
             try:
                 counted.append(self._entry(worker, data))
             except ValueError as error:  # DamagedError is one
@@ -460,8 +469,10 @@ class Participant:
             what, _, worker = entry.name[len(folder) :].partition("/")
             if what == "result":
                 look.has_result = True
+            elif objects.is_worker(worker) and what == "payloads":
+                look.payloads[worker] = entry.size
             elif objects.is_worker(worker):
-                (look.workers if what == "payloads" else look.leavers).add(worker)
+                look.leavers.add(worker)
         return look
 
     def _read_result(self, number: int) -> Header | None:

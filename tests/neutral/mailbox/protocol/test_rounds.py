@@ -130,6 +130,19 @@ def test_workers_may_count_in_seconds_and_begin_rounds_after_other_numbers_of_st
         assert 0 < sum(weights) <= member.driver.steps
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_worker_reads_the_payloads_of_the_others_once(url, workers):
+    members = [Member(url, rank, grace=LONG).join() for rank in range(workers)]
+    require_in_step(members)
+    in_threads(*(partial(member.train, 5) for member in members))
+    assert len(results(url)) == 5
+    for member in members:
+        reads = [name for operation, name in member.store.calls if operation == "get"]
+        read = [name for name in reads if "/payloads/" in name]
+        assert len(read) == len(set(read)) == 5 * (workers - 1)
+        assert not any(name.endswith(member.name) for name in read)
+
+
 def test_two_deciders_at_once_write_one_result_and_one_state(url):
     members = [Member(url, rank, keep=1, grace=LONG).join() for rank in range(2)]
     require_in_step(members)
@@ -238,10 +251,8 @@ def test_training_goes_on_without_enough_workers_and_a_late_one_is_in_the_round(
     early = Member(url, 0, min_workers=2, grace=SHORT, keep=NEVER_REMOVED).join()
     early.train(4)
     assert early.driver.steps == 4 and results(url) == {}
-    alone, end = "round 1 has 1 workers of min_workers 2", time.monotonic() + TIMEOUT
-    while f"{alone}: training goes on locally" not in logged.text:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    alone = "round 1 has 1 workers of min_workers 2: training goes on locally"
+    wait_for(lambda: alone in logged.text)
     late = Member(url, 1, min_workers=2, grace=SHORT, keep=NEVER_REMOVED).join()
     late.train()
     assert counted(results(url)[1]) == [early.name, late.name]
@@ -254,6 +265,13 @@ def test_training_goes_on_without_enough_workers_and_a_late_one_is_in_the_round(
         np.testing.assert_allclose(
             first[name] + changes[name] + uncounted[name], made[name], atol=1e-5
         )
+
+
+def wait_for(happens):
+    end = time.monotonic() + TIMEOUT
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def drawn(member, step):
@@ -286,6 +304,8 @@ def test_a_payload_that_a_listing_has_and_that_cannot_be_read_is_left_out(url):
         member.store.alter = lambda operation, name, data: (
             None if (operation, name) == ("get", hidden) else data
         )
+    is_decided = partial(Store(url).get, objects.result_name("difference", 1))
+    members[1].store.trap("list", "/rounds/00000001/", partial(wait_for, is_decided))
     in_threads(*(member.train for member in members))
     assert results(url)[1]["excluded"] == {members[1].name: f"object '{hidden}' is missing"}
 
@@ -674,7 +694,7 @@ from tests.neutral.mailbox.protocol.workers import FaultyStore, Member
 gluon_gc.mailbox.run.Store = FaultyStore
 worker, *others = [Member(sys.argv[1], rank, grace=0.05).join() for rank in range(4)]
 for other in others:
-    other.run.close()
+    other.train().run.close()
 for payload in range(3):
     worker.store.trap("get", "/payloads/", lambda: setattr(worker.store, "is_down", True))
 worker.train(3)
