@@ -33,7 +33,7 @@ from ..log import logger
 from . import objects
 from .objects import DamagedError, Object
 from .packing import Arrays, Packing
-from .patient_store import PatientStore
+from .patient_store import PatientStore, replaced
 from .store import StoreError, upload_seconds
 
 _READERS = 8  # threads that get payloads
@@ -47,10 +47,6 @@ Header = Dict[str, Any]
 
 class MissingError(RuntimeError):
     """The store lacks an object that a result lists."""
-
-
-class ReplacedError(RuntimeError):
-    """The run's objects have been removed while this worker was in it."""
 
 
 @dataclass(frozen=True)
@@ -485,15 +481,12 @@ class Participant:
         return header
 
     def _require_same_run(self) -> None:
-        data = self._store.get(objects.JOB)
-        self._require_run({} if data is None else objects.unpack(objects.JOB, data).header)
+        data = self._store.get_kept(objects.JOB)
+        self._require_run(objects.unpack(objects.JOB, data).header)
 
     def _require_run(self, header: Header) -> None:
         if header.get("run") != self._run:
-            raise ReplacedError(
-                f"the run at {self._store.url} was removed while this worker was in it: start all "
-                "workers again, at a new URL if others have begun another run there"
-            )
+            raise replaced(self._store.url)
 
     # Saved states
 

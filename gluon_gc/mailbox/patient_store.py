@@ -8,12 +8,24 @@ from functools import partial
 from typing import Any, Callable, Iterable, TypeVar
 
 from ..log import logger
-from .store import ConflictError, Entry, Store, StoreError
+from .store import AwayError, ConflictError, Entry, Store, StoreError
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
 _SILENT = 60.0  # seconds after which a call that has not ended counts as a failing store
+_AWAY = 600.0  # seconds until objects that are missing count as removed
 _CONFLICT_PAUSE, _MOST_CONFLICTS = 0.1, 20  # a conflict is as short as a request
 Answer = TypeVar("Answer")
+
+
+class ReplacedError(RuntimeError):
+    """The run's objects have been removed while this worker was in it."""
+
+
+def replaced(url: str) -> ReplacedError:
+    return ReplacedError(
+        f"the run at {url} was removed while this worker was in it: start all workers again, at a "
+        "new URL if others have begun another run there"
+    )
 
 
 class StoppedError(ConnectionError):
@@ -24,7 +36,8 @@ class PatientStore:
     """Repeats the calls of a `Store`, for several threads, until it answers or `stop` is called.
 
     It knows for how long a round has been hindered: because the store does not answer, or because
-    too few workers are there. While `repeats` is False, it raises the store's errors, but repeats
+    too few workers are there. ReplacedError if the store lacks what nobody removes for `_AWAY`
+    seconds. While `repeats` is False, it raises the store's errors, but repeats
     the creation of an object that another worker creates at the same time.
     """
 
@@ -58,6 +71,10 @@ class PatientStore:
     def get(self, name: str) -> bytes | None:
         return self._repeat(partial(self._store.get, name))
 
+    def get_kept(self, name: str) -> bytes:
+        """Read an object that nobody removes."""
+        return self._repeat(partial(self._store.get_kept, name))
+
     def list(self, prefix: str) -> list[Entry]:
         return self._repeat(partial(self._store.list, prefix))
 
@@ -82,6 +99,7 @@ class PatientStore:
 
     def _repeat(self, call: Callable[[], Any]) -> Any:
         pause, conflicts = _FIRST_PAUSE, 0
+        away_since: float | None = None
         while True:
             thread = threading.get_ident()
             began = self._pending[thread] = time.monotonic()
@@ -95,6 +113,9 @@ class PatientStore:
                     continue
                 if not self.repeats:
                     raise
+                away_since = (away_since or began) if isinstance(error, AwayError) else None
+                if away_since is not None and began - away_since > _AWAY:
+                    raise replaced(self.url) from None
                 self._note_failure(error, began)
                 self.sleep(pause)
                 pause = min(_LONGEST_PAUSE, 2 * pause)

@@ -249,7 +249,7 @@ class Run:
 
     def joined(self, driver: Any) -> None:
         """Note that this worker has joined. From now on, a failing store does not stop it."""
-        self._patient.repeats = True
+        self._patient.repeats, self._store.kept = True, objects.JOB
         self._drivers.append(driver)
 
     def close(self, puts: bool = True) -> None:

@@ -41,6 +41,10 @@ class ConflictError(StoreError):
     """Another request for the same object had not ended. The object may not exist."""
 
 
+class AwayError(StoreError):
+    """An object that nobody removes is missing: a folder may be away, as while it is unmounted."""
+
+
 class Entry(NamedTuple):
     """An object in a listing."""
 
@@ -62,6 +66,9 @@ class Store:
     """
 
     url: str  # without a slash at its end
+    kept: str | None = None
+    """An object that nobody removes. Where it is missing in a folder, all methods raise AwayError,
+    because the folder is away: what is written there would not be in the store."""
 
     def __init__(self, url: str, timeout: float = 30.0, creates: bool = True) -> None:
         if obstore is None:
@@ -93,6 +100,7 @@ class Store:
         content = view.cast("B") if view.nbytes else b""
         mode = "create" if create else "overwrite"
         with self._errors("put", name):
+            self._require_folder()
             client = self._client(view.nbytes)
             try:
                 obstore.put(client, name, content, mode=mode, use_multipart=False)
@@ -108,12 +116,22 @@ class Store:
             try:
                 return obstore.get(self._client(), name).bytes().to_bytes()
             except FileNotFoundError:
+                self._require_folder()
                 return None
+
+    def get_kept(self, name: str) -> bytes:
+        """Read an object that nobody removes. AwayError if it is missing."""
+        data = self.get(name)
+        if data is None:
+            raise self._away(name)
+        return data
 
     def list(self, prefix: str) -> list[Entry]:
         """Return all objects in a folder such as "a/b/" and in its sub-folders, sorted by name."""
         with self._errors("list", prefix):
             found = obstore.list(self._client(), prefix or None).collect()
+            if not found:
+                self._require_folder()
         return sorted(Entry(each["path"], each["size"], each["last_modified"]) for each in found)
 
     def folders(self, prefix: str) -> list[str]:
@@ -157,6 +175,13 @@ class Store:
                 f"mailbox needs: {problem}"
             )
 
+    def _require_folder(self) -> None:
+        if self._folder and self.kept and not os.path.exists(f"{self._folder}/{self.kept}"):
+            raise self._away(self.kept)
+
+    def _away(self, name: str) -> AwayError:
+        return AwayError(f"{self.url}: object '{name}' is missing")
+
     def _client(self, upload: int = 0) -> Any:
         """The client for uploads of at most this many bytes."""
         needed = 1 + upload_seconds(upload) / self._timeout
@@ -194,6 +219,8 @@ class Store:
         """Raise the errors of obstore as StoreError."""
         try:
             yield
+        except StoreError:
+            raise
         except (BaseError, OSError, NotImplementedError) as error:
             message = f"{self.url}: cannot {operation} '{name}': {_reason(error)}"
             raise (ConflictError if _is_conflict(error) else StoreError)(message) from None

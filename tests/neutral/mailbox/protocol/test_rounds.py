@@ -18,7 +18,7 @@ import pytest
 from gluon_gc.mailbox import objects
 from gluon_gc.mailbox.objects import DamagedError
 from gluon_gc.mailbox.packing import Packing
-from gluon_gc.mailbox.participant import ReplacedError
+from gluon_gc.mailbox.patient_store import ReplacedError
 from gluon_gc.mailbox.run import Run
 from gluon_gc.mailbox.store import Store, StoreError
 from tests.neutral.mailbox.recording import digest
@@ -510,17 +510,56 @@ def test_a_worker_that_leaves_while_its_round_is_open_is_not_waited_for(url):
 
 
 @pytest.mark.parametrize("is_begun_anew", [False, True])
-def test_a_run_that_is_removed_is_an_error_of_its_workers(url, is_begun_anew):
+def test_a_run_that_is_removed_is_an_error_of_its_workers(url, is_begun_anew, monkeypatch):
+    monkeypatch.setattr("gluon_gc.mailbox.patient_store._AWAY", LONG if is_begun_anew else 0.1)
     member = Member(url, 0, grace=1e-9).join().train(2)
     shutil.rmtree(url)
     if is_begun_anew:
         Member(url, 1, grace=1e-9).join().train(3)
     with pytest.raises(ReplacedError, match="was removed while this worker was in it"):
-        member.train()
+        wait_for(lambda: member.train() is None)
     if not is_begun_anew:
         assert not Path(url, "difference").exists()
     newcomer = Member(url, 2, grace=1e-9).join().train()
     assert counted(max(results(url).items())[1]) == [newcomer.name]
+
+
+POINTS = {
+    "before a round": ("get", "/result$"),
+    "before a payload is put": ("put", "/payloads/"),
+    "before a round is listed": ("list", "/rounds/0"),
+    "before payloads are read": ("get", "/payloads/"),
+    "before a result is put": ("put", "/result$"),
+}
+
+
+@pytest.mark.parametrize("point", POINTS.values(), ids=POINTS.keys())
+@pytest.mark.parametrize("is_empty", [False, True], ids=["no folder", "an empty folder"])
+def test_a_folder_that_is_away_for_a_moment_is_a_store_that_fails(url, point, is_empty, logged):
+    members = [Member(url, rank, grace=SHORT).join() for rank in range(2)]
+    require_in_step(members)
+    in_threads(*(partial(member.train, 2) for member in members))
+    member, away = members[0], f"{url}.away"
+
+    def take_away():
+        Path(url).rename(away)
+        if is_empty:
+            Path(url).mkdir()
+
+    member.store.trap(*point, take_away)
+    members[1].train()  # for a payload to read
+    member.train()
+    wait_for(lambda: "object 'job' is missing. Training goes on locally, since" in logged.text)
+    assert not Path(url).exists() or not any(Path(url).iterdir())
+    if is_empty:
+        Path(url).rmdir()
+    Path(away).rename(url)
+    wait_for(lambda: [each.train() for each in members] and all(m.is_idle() for m in members))
+    in_threads(*(partial(member.train, 2) for member in members))
+    newcomer, number = Member(url, 2).join(), members[0].participant().round
+    assert number == members[1].participant().round == newcomer.participant().round > 5
+    for member in members:
+        assert_equal(member.shared(), newcomer.shared())
 
 
 def test_files_that_others_put_into_the_folder_are_ignored(url):
