@@ -37,6 +37,7 @@ from .patient_store import PatientStore, replaced
 from .store import StoreError, upload_seconds
 
 _READERS = 8  # threads that get payloads
+_LATE = 5  # rounds in a row between two warnings that payloads come too late
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two listings of a round
 _LAST_SECONDS = 30.0  # a worker that leaves waits at most so long for a result
 
@@ -118,6 +119,8 @@ class Participant:
         self._saving: threading.Thread | None = None
         self._got: dict[str, Object] = {}  # payloads of the open round, by checksum
         self._sent: tuple[Header, bytes] | None = None  # the payload of the round under way
+        self._late: list[str] = []  # its payloads that came after the result, until the next one
+        self._late_rounds, self._put_seconds = 0, 0.0  # how many in a row; of the last payload
         self.uploads_until = 0.0  # when the last upload must have ended, or has ended
         self._results: deque[Header] = deque()  # of the rounds whose averages this worker lacks
         self._lacks_state = False  # whether it lacks a state before them
@@ -219,8 +222,23 @@ class Participant:
         result = self._result_of_open_round()
         self._results.append(result)
         self._counted = self.settings.worker in _workers(result)
+        self._note_late(self._counted or self.settings.worker in result["excluded"])
         self.meter.steps += 1
         return self.following()
+
+    def _note_late(self, came_in_time: bool) -> None:
+        self._late_rounds = 0 if came_in_time else self._late_rounds + 1
+        if came_in_time:
+            return
+        self._late.append(objects.payload_name(self.kind, self.round, self.settings.worker))
+        if self._late_rounds % _LATE == 0:
+            logger.warning(
+                "the last %d payloads of this worker came too late, the last one after an upload "
+                "of %.1f s: give all workers a longer grace, or a longer time between rounds, or a "
+                "stronger compressor",
+                self._late_rounds,
+                self._put_seconds,
+            )
 
     def following(self) -> Outcome:
         """Return the next average that this worker lacks, of its contribution's round at last.
@@ -297,7 +315,11 @@ class Participant:
         self._got[payload.digest] = payload
         logger.debug("%s: round %d begins", self.kind, self.round)
         self._sent = header, data
+        began = time.monotonic()
         self._upload(name, data)
+        self._put_seconds = time.monotonic() - began
+        late, self._late = self._late, []
+        self._store.delete(late)  # nobody waits for them any more, and clean-up may have passed
         meter.pushed_bytes += len(data)
         logger.debug("%s: the payload of round %d is put", self.kind, self.round)
         return packed.nonfinite

@@ -79,7 +79,9 @@ class PatientStore:
         return self._repeat(partial(self._store.list, prefix))
 
     def delete(self, names: Iterable[str]) -> None:
-        self._repeat(partial(self._store.delete, list(names)))
+        names = list(names)
+        if names:
+            self._repeat(partial(self._store.delete, names))
 
     def sleep(self, seconds: float) -> None:
         if self._stopped.wait(seconds):

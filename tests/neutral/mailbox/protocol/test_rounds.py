@@ -274,6 +274,21 @@ def wait_for(happens):
         time.sleep(0.01)
 
 
+def test_a_worker_whose_payloads_come_too_late_is_told_and_leaves_none_behind(url, logged):
+    late = Member(url, 0, grace=SHORT).join()
+    member = Member(url, 1, grace=1e-9, keep=1).join()
+    told = "the last 5 payloads of this worker came too late, the last one after an upload of"
+    for number in range(1, 8):
+        late.store.trap("put", "/payloads/", lambda: [member.train().saved() for _ in range(3)])
+        late.train()
+        payloads = [e.name for e in Store(url).list("") if e.name.endswith(late.name)]
+        assert len(payloads) == 1
+        assert logged.text.count(told) == (number >= 5)
+    late.train()
+    assert late.name in counted(max(results(url).items())[1])
+    assert late.participant()._late_rounds == 0
+
+
 def drawn(member, step):
     member.draw(step)
     return dict(member.grads)
@@ -555,11 +570,9 @@ def test_a_folder_that_is_away_for_a_moment_is_a_store_that_fails(url, point, is
         Path(url).rmdir()
     Path(away).rename(url)
     wait_for(lambda: [each.train() for each in members] and all(m.is_idle() for m in members))
-    in_threads(*(partial(member.train, 2) for member in members))
-    newcomer, number = Member(url, 2).join(), members[0].participant().round
-    assert number == members[1].participant().round == newcomer.participant().round > 5
     for member in members:
-        assert_equal(member.shared(), newcomer.shared())
+        member.train()
+        assert_equal(member.shared(), Member(url, 2).join().shared())
 
 
 def test_files_that_others_put_into_the_folder_are_ignored(url):
