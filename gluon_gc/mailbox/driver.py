@@ -59,7 +59,7 @@ class MailboxDriver(Driver):
         self._has_joined = False
         self._epoch: int | None = None
         self._signals = Signals()
-        self.counts: Counter[str] = Counter()  # of the rounds of each kind
+        self.counts: Counter[str] = Counter()  # of the rounds of each kind that count this site
         self.samples = 0.0  # of all steps
         self.samples_per_step = run.samples_per_step
 
@@ -171,7 +171,6 @@ class MailboxDriver(Driver):
         for earlier in self._outcomes(kind, lambda: lane.finished(), self._mailbox.grace):
             self._apply(kind, earlier, answers=False)
             has_restarted = bool(earlier.nonfinite)
-        self.counts[kind] += 1
         contributes = lane is not None and lane.is_idle and not has_restarted
         if contributes:
             differences = {n: self._numpy(vector) for n, vector in request.vectors.items()}
@@ -236,6 +235,7 @@ class MailboxDriver(Driver):
         last = average if answers and outcome.arrived and not outcome.nonfinite else {}
         if average and not last:
             self.algorithm.missed(average, parameters, self.state)
+        self.counts[kind] += outcome.counted
         lane = self._lanes.get(kind)
         if lane is not None:
             lane.settle(outcome, restarted=bool(last))

@@ -248,7 +248,8 @@ class AlgorithmState:
         """Return the average bytes and seconds of a step, over steps with and without rounds.
 
         The keys are those of `CompressionState.compression_stats`, and "rounds": the number of
-        rounds of each kind. With `reset`, the next call only averages over later steps.
+        rounds of each kind; with a mailbox, of those that count this worker. With `reset`, the next
+        call only averages over later steps.
         """
         steps = self.steps - self._stats_from
         of_rounds, sizes = self.of_rounds, sizes_of(self.parameters)

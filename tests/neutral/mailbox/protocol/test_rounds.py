@@ -251,6 +251,7 @@ def test_training_goes_on_without_enough_workers_and_a_late_one_is_in_the_round(
     early = Member(url, 0, min_workers=2, grace=SHORT, keep=NEVER_REMOVED).join()
     early.train(4)
     assert early.driver.steps == 4 and results(url) == {}
+    assert early.driver.counts["difference"] == 0
     alone = "round 1 has 1 workers of min_workers 2: training goes on locally"
     wait_for(lambda: alone in logged.text)
     late = Member(url, 1, min_workers=2, grace=SHORT, keep=NEVER_REMOVED).join()
@@ -258,6 +259,7 @@ def test_training_goes_on_without_enough_workers_and_a_late_one_is_in_the_round(
     assert counted(results(url)[1]) == [early.name, late.name]
     wait([early.driver._lanes["difference"]._under_way], TIMEOUT)
     early.train()
+    assert early.driver.counts["difference"] == late.driver.counts["difference"] == 1
     assert digest(early.shared()) == replayed(url)["difference"][1]
     changes, uncounted, made = early.changes(), early.uncounted(), early.made
     first = {name: 0.1 * gradient for name, gradient in drawn(early, 1).items()}
