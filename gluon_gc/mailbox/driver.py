@@ -62,6 +62,7 @@ class MailboxDriver(Driver):
         self.counts: Counter[str] = Counter()  # of the rounds of each kind that count this site
         self.samples = 0.0  # of all steps
         self.samples_per_step = run.samples_per_step
+        self.skips = False  # whether the next step leaves its update out, so that it has no weight
 
     @staticmethod
     def require_possible(algorithm: Algorithm) -> None:
@@ -139,7 +140,7 @@ class MailboxDriver(Driver):
         self.begin()
         if not self.steps:
             self._require_anchors()
-        self.samples += self.samples_per_step
+        self.samples += 0 if self.skips else self.samples_per_step
         try:
             super().step(update, adam)
         finally:

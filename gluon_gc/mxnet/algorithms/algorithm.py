@@ -282,7 +282,7 @@ class AlgorithmAveraging(Averaging):
             freshness.use_up(self._params)
         ignores_stale = arguments.ignore_stale_grad
         if self.run is not None:
-            self._driver.samples_per_step = 0 if skips else arguments.batch_size
+            self._driver.samples_per_step, self._driver.skips = arguments.batch_size, skips
         try:
             self._driver.step(lambda: None if skips else update(scale, ignores_stale))
         finally:  # if an average has failed, the parameters have changed, too

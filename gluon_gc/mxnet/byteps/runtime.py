@@ -129,6 +129,11 @@ def init(lazy: bool = True, mailbox: str | None = None, **settings: Any) -> None
 
 def _connect_mailbox(url: str | None, settings: Mapping[str, Any]) -> None:
     """Become a worker of a run. Refuse a cluster before it is joined, which could take long."""
+    if "samples_per_step" in settings:
+        raise TypeError(
+            "bps.init has no argument 'samples_per_step' with MXNet: workers are weighted by the "
+            "batch sizes of DistributedTrainer.step"
+        )
     url = requested(url, settings)
     if not url:
         return

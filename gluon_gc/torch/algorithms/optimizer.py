@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ...algorithms import Algorithm
 from ...algorithms.requirements import require_on_nonfinite
+from ...mailbox.driver import MailboxDriver
 from ..gradients.optimizer_hooks import without_gradients
 from ..gradients.scaler import if_enabled
 from ..gradients.settings import checked_passes
@@ -44,7 +45,10 @@ class Stepping(Distributed):
         else:
             losses: list[Any] = []
             arguments = () if closure is None else (closure,)
-            self._algorithm.step(lambda: losses.append(_scaled(self, arguments)))
+            overflows = None
+            if isinstance(self._algorithm.driver, MailboxDriver):
+                overflows = _overflows(vars(self))
+            self._algorithm.step(lambda: losses.append(_scaled(self, arguments)), overflows)
             loss = losses[-1] if losses else None
         self._opt_called = True  # read by learning-rate schedulers
         return loss
@@ -146,7 +150,7 @@ def _unscaled(optimizer: Stepping) -> Iterator[bool | None]:
     """
     attributes = vars(optimizer)
     taken = {key: attributes.pop(key) for key in ("found_inf", "grad_scale") if key in attributes}
-    overflows = bool(taken["found_inf"]) if "found_inf" in taken else None
+    overflows = _overflows(taken)
     try:
         if not overflows and taken.get("grad_scale") is not None:
             factor = 1.0 / float(taken["grad_scale"])
@@ -156,6 +160,11 @@ def _unscaled(optimizer: Stepping) -> Iterator[bool | None]:
         yield overflows
     finally:
         attributes.update(taken)  # the scaler deletes them
+
+
+def _overflows(attributes: Mapping[str, Any]) -> bool | None:
+    """Whether a GradScaler has found an infinity, by the attributes that it gives an optimizer."""
+    return bool(attributes["found_inf"]) if "found_inf" in attributes else None
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.nn.Parameter]:

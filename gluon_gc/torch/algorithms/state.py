@@ -135,9 +135,9 @@ class AlgorithmState:
     def step(self, update: Callable[[], None], overflows: bool | None = None) -> bool:
         """Make a step, in which the algorithm may call `update`. All workers call this.
 
-        `overflows`: if the algorithm averages gradients, whether this worker's GradScaler has found
-        an infinity; None without a scaler. If one has, all workers leave the step out, and the
-        result is False.
+        `overflows`: if the algorithm averages gradients, or there is a mailbox, whether this
+        worker's GradScaler has found an infinity; None without a scaler. If one has, all workers
+        leave the step out, and the result is False; with a mailbox, the step has no weight.
         """
         self.require_usable()
         require_averaged(self.optimizer, self._known)
@@ -158,6 +158,8 @@ class AlgorithmState:
         if averages:
             made = self._step_of_all(update, overflows)
         else:
+            if isinstance(self.driver, MailboxDriver):
+                self.driver.skips = bool(overflows)
             self.driver.step(update)
         if self.reporter is not None:
             self.reporter.end()

@@ -65,6 +65,7 @@ def test_wrong_settings_are_refused_by_name_and_a_later_init_counts(url, monkeyp
         (ValueError, {"keep": 0}),
         (ValueError, {"worker_name": "a/b"}),
         (TypeError, {"graces": 3}),
+        (TypeError, {"samples_per_step": 4}),
     ):
         with pytest.raises(error, match=next(iter(settings))):
             bps.init(mailbox=url, **settings)

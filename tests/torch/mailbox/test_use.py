@@ -154,6 +154,23 @@ def test_a_worker_learns_of_its_run(tmp_path):
 
 
 @on_workers(1, BYTEPS_MIN_COMPRESS_BYTES=0)
+def test_steps_that_a_scaler_skips_have_no_weight(tmp_path):
+    url = str(tmp_path / "run")
+    lives(url)
+    optimizer, batches = optimizer_of(net := Net(), CONFIG), Batches(0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for step in range(10):
+        optimizer.zero_grad()
+        loss = scaler.scale(batches.loss(net))
+        (loss * (float("inf") if step in (1, 2, 7) else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    results = [Store(url).get(objects.result_name("difference", number)) for number in (1, 2)]
+    counted = [objects.unpack("", data).header["counted"] for data in results]
+    assert [entry["weight"] for (entry,) in counted] == [3, 4]
+
+
+@on_workers(1, BYTEPS_MIN_COMPRESS_BYTES=0)
 def test_set_epoch_changes_the_next_rounds_payload(tmp_path):
     url = str(tmp_path / "run")
     lives(url)
