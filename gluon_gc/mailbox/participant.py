@@ -37,6 +37,7 @@ from .patient_store import PatientStore, replaced
 from .store import StoreError, upload_seconds
 
 _READERS = 8  # threads that get payloads
+_DAY = 86400.0  # seconds
 _LATE = 5  # rounds in a row between two warnings that payloads come too late
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two listings of a round
 _LAST_SECONDS = 30.0  # a worker that leaves waits at most so long for a result
@@ -118,6 +119,7 @@ class Participant:
         self._saves: int | None = None  # the round whose state this worker must save
         self._saving: threading.Thread | None = None
         self._got: dict[str, Object] = {}  # payloads of the open round, by checksum
+        self._partial_from = 0.0  # when it next removes what killed writers have left
         self._sent: tuple[Header, bytes] | None = None  # the payload of the round under way
         self._late: list[str] = []  # its payloads that came after the result, until the next one
         self._late_rounds, self._put_seconds = 0, 0.0  # how many in a row; of the last payload
@@ -579,6 +581,9 @@ class Participant:
             store.delete(entry.name for entry in entries if entry.name != result)
             logger.debug("%s: the payloads of round %d are removed", self.kind, old)
         store.delete(objects.state_name(self.kind, old) for old in states[:-2])
+        if time.monotonic() > self._partial_from:
+            self._partial_from = time.monotonic() + _DAY
+            store.delete_partial(f"{self.kind}/", _DAY)
         logger.debug("%s: the states before round %d are removed", self.kind, last_but_one)
 
     def _write_state(self, store: PatientStore, number: int, state: State) -> None:

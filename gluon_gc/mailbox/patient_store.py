@@ -83,6 +83,9 @@ class PatientStore:
         if names:
             self._repeat(partial(self._store.delete, names))
 
+    def delete_partial(self, prefix: str, seconds: float) -> None:
+        self._repeat(partial(self._store.delete_partial, prefix, seconds))
+
     def sleep(self, seconds: float) -> None:
         if self._stopped.wait(seconds):
             raise StoppedError("this worker leaves")

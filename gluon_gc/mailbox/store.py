@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -152,6 +153,18 @@ class Store:
                 for name in names:
                     with suppress(FileNotFoundError):
                         obstore.delete(self._client(), name)
+
+    def delete_partial(self, prefix: str, seconds: float) -> None:
+        """Delete what killed writers have left in a folder, if it is older than this.
+
+        obstore's lists leave these files out. Buckets have none.
+        """
+        oldest = time.time() - seconds
+        for folder, _, names in os.walk(f"{self._folder}/{prefix}") if self._folder else ():
+            for path in (Path(folder, name) for name in names if re.search(r"#\d+$", name)):
+                with self._errors("delete", path.name), suppress(FileNotFoundError):
+                    if path.stat().st_mtime < oldest:
+                        path.unlink()
 
     def require_create(self, worker: str) -> None:
         """Raise ValueError unless the store can create an object only if it does not exist yet.

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -420,6 +421,21 @@ def test_no_more_than_two_states_and_the_payloads_since_remain_but_all_results(u
     assert most == 2 * keep
     newest = (step - 1) // keep * keep
     assert states == [objects.state_name("difference", n) for n in (newest - keep, newest)]
+
+
+def test_what_killed_writers_have_left_is_removed_after_a_day(url):
+    member = Member(url, 0, keep=1, grace=1e-9).join()
+    files = [
+        Path(url, "difference", name)
+        for name in ("states/00000030#1", "rounds/00000001/payloads/w#12", "states/new#1", "a#b")
+    ]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        if file.name != "new#1":
+            os.utime(file, (time.time() - 100_000,) * 2)
+    member.train(2).saved()
+    assert [file.name for file in files if file.exists()] == ["new#1", "a#b"]
 
 
 @pytest.mark.parametrize(
