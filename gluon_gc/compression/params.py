@@ -68,11 +68,6 @@ class CompressionParams:
         return self.compressor is not None and self.compressor.traits.draws
 
     @property
-    def corrected(self) -> bool:
-        """Whether the residual follows the learning rate."""
-        return self.ef in ("corrected", "sparse")
-
-    @property
     def keeps_state(self) -> bool:
         """Whether a worker keeps a residual or a momentum array between steps."""
         accumulates = self.compressor is not None and self.compressor.traits.accumulates
@@ -117,9 +112,14 @@ class CompressionParams:
             )
         return self
 
+    @property
+    def follows_rates(self) -> bool:
+        """Whether error feedback needs the learning rate of an optimizer."""
+        return self.ef in ("corrected", "sparse")
+
     def require_no_optimizer(self) -> CompressionParams:
         """Return these params. Raise ValueError if they need an optimizer's learning rate."""
-        if self.corrected:
+        if self.follows_rates:
             raise ValueError(
                 f"compression_params['ef'] '{self.ef}' needs the optimizer, whose learning rate it "
                 "follows: pass it, or use 'vanilla' for a plain Trainer, for fully_shard, or for a "

@@ -105,7 +105,7 @@ class RowsCoder:
     ) -> NDArray:
         """As `MessageCoder.compress`. The ratio also multiplies residuals of absent rows."""
         (gradient,) = gradients
-        if not self._params.corrected:
+        if not self._params.follows_rates:
             ratio = 1.0
         if self._residual and self._keeps_earlier:
             self._keep(gradient, ratio)

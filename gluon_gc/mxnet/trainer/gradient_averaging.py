@@ -350,9 +350,9 @@ class GradientAveraging(Averaging):
         return [i for i in indices if fresh[i]]
 
     def _ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> dict[str, float]:
-        """For each corrected tensor, previous learning rate / current one, where that is not 1."""
-        corrected = [i for i in indices if self.tensors[i, ""].params.corrected]
-        rates = dict.fromkeys(corrected, next_rate(optimizer, indices)) if corrected else {}
+        """For each tensor that follows rates, previous learning rate / current one, where that is not 1."""
+        follow = [i for i in indices if self.tensors[i, ""].params.follows_rates]
+        rates = dict.fromkeys(follow, next_rate(optimizer, indices)) if follow else {}
         ratios = self.learning_rates.advance(rates)
         return {self.tensors[i, ""].name: ratio for i, ratio in ratios.items()}
 

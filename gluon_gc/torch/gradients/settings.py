@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Iterable, Mapping, NamedTuple
@@ -118,9 +119,17 @@ def require_no_momentum(*several: Mapping[str, Any] | None) -> None:
 
 
 def require_optimizer(several: Iterable[CompressionParams], optimizer: Optimizer | None) -> None:
-    """Raise ValueError if error feedback needs the optimizer, but there is none."""
-    for params in several if optimizer is None else ():
-        params.require_no_optimizer()
+    """Raise ValueError if error feedback needs learning rates, but the optimizer has none."""
+    if optimizer is None:
+        for params in several:
+            params.require_no_optimizer()
+    elif any(group.get("lr", 0.0) is None for group in param_groups(optimizer)):
+        for params in several:
+            if params.follows_rates:
+                raise ValueError(
+                    f"compression_params['ef'] '{params.ef}' follows the learning rate, but a "
+                    "group of the optimizer has lr=None: use 'vanilla', or set lr"
+                )
 
 
 def facts_of(optimizer: Optimizer | None, mu: float | None) -> Facts:
@@ -140,9 +149,10 @@ def facts_of(optimizer: Optimizer | None, mu: float | None) -> Facts:
 
 
 def learning_rates(optimizer: Optimizer | None) -> list[float]:
-    """Return the learning rates of an optimizer's parameter groups."""
+    """Return the learning rates of an optimizer's parameter groups, NaN for None."""
     groups = param_groups(optimizer) if optimizer is not None else []
-    return [float(group["lr"]) for group in groups if "lr" in group]
+    rates = [group["lr"] for group in groups if "lr" in group]
+    return [math.nan if rate is None else float(rate) for rate in rates]
 
 
 def _plain(value: Any) -> Any:

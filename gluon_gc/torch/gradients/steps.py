@@ -266,7 +266,7 @@ class GradientSteps:
         """Return the learning rates of parameters that begin a step, by name."""
         rates: dict[str, float] = {}
         for group in param_groups(self._optimizer) if self._optimizer is not None else ():
-            rate = float(group.get("lr", 0.0))
+            rate = float(group.get("lr") or 0.0)  # Adafactor's lr is None by default
             for parameter in group["params"]:
                 name = self._names.get(parameter)
                 if name is not None and name not in self._continued:

@@ -498,6 +498,33 @@ def test_optimizers_may_broadcast_what_they_have_stepped():
     assert_close(Run(make).with_optimizer(lossless).train(), expected)
 
 
+class OwnRate(torch.optim.SGD):
+    """Computes the learning rate itself if lr is None, as transformers' Adafactor does."""
+
+    def __init__(self, parameters, rate=0.1):
+        super().__init__(parameters, lr=rate)
+        self.rate, self.param_groups[0]["lr"] = rate, None
+
+    def step(self, closure=None):
+        self.param_groups[0]["lr"] = self.rate
+        super().step(closure)
+        self.param_groups[0]["lr"] = None
+
+
+@on_workers(2)
+def test_an_optimizer_may_have_no_learning_rate():
+    def make(net):
+        return OwnRate(net.parameters())
+
+    expected = Run(make).with_hook().train()
+    lossless = {**LOSSLESS, "momentum": None}
+    for params in (lossless, {}):
+        assert_close(Run(make).with_hook(params).train(), expected)
+        assert_close(Run(make).with_optimizer(params).train(), expected)
+    said = "'corrected' follows the learning rate, but a group of the optimizer has lr=None"
+    raised(ValueError, said, lambda: Run(make).with_hook({**lossless, "ef": "corrected"}))
+
+
 @on_workers(2)
 def test_what_is_no_optimizer_is_refused():
     class Wrapper:

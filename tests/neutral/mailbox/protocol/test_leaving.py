@@ -118,7 +118,7 @@ def test_a_payload_that_a_decider_has_not_listed_is_put_again(url):
     stays = Member(url, 0, grace=AT_ONCE).join()
     leaves = Member(url, 1, {"every": 100}, grace=LONG).join().train(7)
     lists, goes_on = threading.Event(), threading.Event()
-    stays.store.trap("get", "/payloads/", lambda: (lists.set(), goes_on.wait(TIMEOUT)))
+    stays.store.trap("put", "/result", lambda: (lists.set(), goes_on.wait(TIMEOUT)))
 
     def leave_meanwhile():
         assert lists.wait(TIMEOUT)
