@@ -104,8 +104,8 @@ class GradientUnit(Unit):
                 )
             sums.finish(loss_scale)
             with sums.queue():
-                drawn = {name: t for name, t in own.items() if self.shards.params[name].draws}
-                self.undo.note_zeros(drawn)
+                drawn = {name for name in own if self.shards.params[name].draws}
+                self.undo.note_zeros(own, drawn)
             return list(own.values())
 
         stamp = Stamp(self._begun % 2**32, self.undo.digest)
@@ -174,6 +174,8 @@ class GradientUnit(Unit):
         """Return whether a gradient has its sum, is not zero now, and was not zero before."""
         kept = self.undo.keeps(name)
         nonzero = kept and bool(is_nonzero(self.parameters[name].grad.to_local()))
+        if kept and not nonzero:
+            self.undo.unclear.add(name)
         return kept, nonzero, not self.undo.was_zero(name)
 
     def _take_back(self, names: list[str], whole: bool) -> None:

@@ -292,9 +292,8 @@ class GradientSteps:
                 self.undo.exchanged(name for name in gradients if name not in found.unused)
             self._check(found, step)
             staged.finish(loss_scale)
-            drawn = {n: g for n, g in gradients.items() if n in compression.drawn}
             with staged.queue():
-                self.undo.note_zeros(drawn)
+                self.undo.note_zeros(gradients, compression.drawn)
                 if finish_report is not None:
                     finish_report()
             return Names(found.unused, staged)

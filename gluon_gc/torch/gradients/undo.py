@@ -22,6 +22,7 @@ from typing import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 
 import torch
@@ -52,10 +53,10 @@ class _Average:
     old: bool = False  # an optimizer has since stepped other parameters
     # Whether the gradient still had the average when backward last added to it. None: it has not.
     kept: bool | None = None
-    zero: torch.Tensor | None = None  # whether it is all zeros, if that can happen by chance
+    zero: torch.Tensor | None = None  # whether it came as all zeros, if that was looked at
     # One for each step of an optimizer that may have applied the average. The result, which a GPU
-    # computes, is whether the step did not apply it.
-    unless: tuple[Callable[[], bool], ...] = ()
+    # computes, is whether the gradient was zeroed, and whether the step did not apply the average.
+    unless: tuple[Callable[[], Sequence[bool]], ...] = ()
     versions: tuple[int, int] = (0, 0)  # of parameter and gradient, before the step under way
 
     def __init__(self, excluded: bool) -> None:
@@ -87,6 +88,7 @@ class Undo(StepObserver):
         self._last: set[str] = set()  # all exchanged names of the last step
         self.digest = 0  # a 32-bit checksum of all names taken back so far, equal on all workers
         self.computed: set[str] = set()  # gradients from backward. Whoever averages them takes them
+        self.unclear: set[str] = set()  # zeros in these gradients may come from their averages
         self._warned = self._excludes = False
         self._knows_all = in_use is None
         self._in_use = in_use or (lambda names: {name for name in names if self.keeps(name)})
@@ -136,10 +138,14 @@ class Undo(StepObserver):
         for name in self._marked.keys() & averages.keys():
             del self._marked[name]
 
-    def note_zeros(self, averages: Mapping[str, torch.Tensor]) -> None:
-        """Record which averages are zero by chance: their zeros do not say that they went."""
+    def note_zeros(self, averages: Mapping[str, torch.Tensor], drawn: Collection[str]) -> None:
+        """Record which averages come as zeros: their zeros do not say that they went.
+
+        Averages that are `drawn` at random may. Others may if they are rounded. To look at all of
+        them would take time, so these are the gradients that have been found as zeros before.
+        """
         for name, values in averages.items():
-            if name in self._averages:
+            if name in self._averages and (name in drawn or name in self.unclear):
                 self._averages[name].zero = ~is_nonzero(values)
 
     def waiting(self) -> tuple[list[str], bool]:
@@ -174,7 +180,8 @@ class Undo(StepObserver):
 
     def _drop(self, names: list[str], expected: bool) -> None:
         said = expected or any(self._averages[name].excluded for name in names)
-        if not said and not self._warned:
+        certain = [n for n in names if n not in self.unclear or self._averages[n].zero is not None]
+        if certain and not said and not self._warned:
             self._warned = True
             logger.warning(
                 "the gradients of %s and other parameters were exchanged, but no optimizer has "
@@ -182,7 +189,7 @@ class Undo(StepObserver):
                 "parameters during that backward (requires_grad_(False)), or do not synchronize "
                 "their gradients (no_sync, set_requires_gradient_sync). If the script applies "
                 "averages without an optimizer, it must call state.applied() afterwards",
-                names[0],
+                certain[0],
             )
         for name in names:
             del self._averages[name]
@@ -242,14 +249,21 @@ class Undo(StepObserver):
         return self._has_average(name) if kept is None else kept
 
     def was_zero(self, name: str) -> bool:
-        """Return whether an average was zero on this worker by chance."""
+        """Return whether an average came as zeros on this worker, as far as is known."""
         return bool(self._averages[name].zero)
 
     def _has_average(self, name: str) -> bool:
         gradient = self._parameters[name].grad
         if gradient is None or not self._knows_all:
             return gradient is not None
-        return self.was_zero(name) or bool(is_nonzero(gradient))
+        return not self._is_zeroed(name, self._averages[name])
+
+    def _is_zeroed(self, name: str, average: _Average) -> bool:
+        """Return whether a gradient with an average is all zeros now, and was not before."""
+        if average.zero or is_nonzero(self._parameters[name].grad):
+            return False
+        self.unclear.add(name)
+        return True
 
     # Steps of optimizers
 
@@ -330,12 +344,12 @@ class Undo(StepObserver):
         gradient, (_, version) = self._parameters[name].grad, average.versions
         if gradient is None or gradient._version == version or not self._knows_all:
             return gradient is None
-        return not average.zero and not is_nonzero(gradient)
+        return self._is_zeroed(name, average)
 
     def _unless(
         self, gradients: dict[str, torch.Tensor], overflow: torch.Tensor | None
-    ) -> dict[str, Callable[[], bool]]:
-        """Return whether gradients that the script has changed are zero, or overflow."""
+    ) -> dict[str, Callable[[], Sequence[bool]]]:
+        """Return whether gradients that the script has changed are zero, and if so or overflow."""
         tensors = list(gradients.values())
         if tensors[0].is_cuda and self._knows_all:
             zeros = torch.stack(torch._foreach_norm(tensors, torch.inf)) == 0
@@ -348,15 +362,17 @@ class Undo(StepObserver):
             if zero is not None:
                 gpu.record([zero])
                 zeros[number] &= ~zero.to(zeros.device)
-        if overflow is not None:
-            zeros = zeros | (overflow.to(zeros.device) != 0)
-        values = gpu.copied_later(zeros)
-        return {name: lambda i=i: bool(values()[i]) for i, name in enumerate(gradients)}
+        lost = zeros if overflow is None else zeros | (overflow.to(zeros.device) != 0)
+        values = gpu.copied_later(torch.stack([zeros, lost]))
+        return {name: lambda i=i: values()[:, i].tolist() for i, name in enumerate(gradients)}
 
     def _settle(self) -> None:
         """Find out whether steps have applied the averages that they may have applied."""
         for name, average in list(self._averages.items()):
-            if not all(unless() for unless in average.unless):
+            found = [unless() for unless in average.unless]
+            if any(zeroed for zeroed, _ in found):
+                self.unclear.add(name)
+            if not all(lost for _, lost in found):
                 del self._averages[name]
             average.unless = ()
 

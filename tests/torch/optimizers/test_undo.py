@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
+from tests.torch.common import logged
 from tests.torch.workers import on_workers
 
 TOPK = {"compressor": "topk", "k": 0.25, "ef": "vanilla"}
@@ -239,6 +240,39 @@ def test_an_average_that_is_zero_by_chance_is_applied():
     is_trained(1, clips=True, synchronizes=True)
     is_trained(2, clips=False, synchronizes=False)
     is_trained(2, clips=False, synchronizes=True)
+
+
+@on_workers(2)
+def test_averages_that_float16_rounds_to_zero_are_applied():
+    """The least float16 is 6e-8. Residuals add up to it, unless their exchanges are taken back."""
+
+    def train(compressor, shards, passes):
+        model = Linear(a=32, tiny=32)
+        optimizer, params = sgd(model), {**TOPK, "compressor": compressor, "value_bits": 16}
+        if shards:
+            fully_shard(model)
+            bps.compress_reduce_scatter(model, params)
+            optimizer, forward = sgd(model), model
+        else:
+            forward, state = hooked(model, params, optimizer)
+        for _ in range(80 // passes):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                forward(a=torch.ones(32), tiny=torch.full((32,), 1e-8)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+            optimizer.step()
+        weights = model.tiny.full_tensor() if shards else model.tiny
+        error = (weights.detach() + 80e-8).abs().max()
+        assert error < 4e-7, (weights, compressor, shards, passes)
+        if not shards:
+            state.close()
+
+    with logged() as lines:
+        for passes in (1, 2):
+            train("topk", shards=False, passes=passes)
+            train("blocktopk", shards=False, passes=passes)
+            train("topk", shards=True, passes=passes)
+    assert not lines, lines
 
 
 @on_workers(2)
