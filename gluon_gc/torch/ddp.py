@@ -62,10 +62,13 @@ def _averaged(
         state.name_of(p): values if p.is_contiguous() else _strided_as(p, values)
         for p, values in zip(parameters, slices)
     }
-    absent = gradients.keys() - state.gradients.take_computed(gradients)
+    computed = _computed(state, gradients, begins)
+    absent = gradients.keys() - computed
     # The buffer has averages of an earlier backward pass, if they are still in use.
     earlier = {
-        name: gradients[name].clone() for name in absent if state.parameters[name].grad is not None
+        name: gradients[name].clone()
+        for name in absent
+        if state.parameters[name].grad is not None and not state.gradients.shadows
     }
 
     def averages(done: torch.futures.Future[Collection[str]]) -> torch.Tensor:
@@ -74,6 +77,16 @@ def _averaged(
         return buffer
 
     return state.average(gradients, begins, absent).then(averages)
+
+
+def _computed(state: CompressionState, names: Collection[str], begins: bool) -> Collection[str]:
+    """Return the names whose gradients this worker has computed.
+
+    In DDP's Join, a worker without further batches calls the hook outside of backward, with zeros.
+    """
+    if begins:
+        state.gradients.shadows = torch._C._current_graph_task_id() < 0
+    return () if state.gradients.shadows else state.gradients.take_computed(names)
 
 
 def _strided_as(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -102,7 +115,7 @@ def _sparse(
 ) -> torch.futures.Future[torch.Tensor]:
     """Average the gradient of a bucket with one sparse gradient."""
     name = state.name_of(parameter)
-    own = buffer if state.gradients.take_computed([name]) else None
+    own = buffer if _computed(state, [name], begins) else None
     return state.average_sparse(name, own, begins).then(
         lambda done: buffer.detach() if done.value() is None else done.value()
     )

@@ -195,6 +195,11 @@ class WeightCheck(StepObserver):
 
         return sample
 
+    def skip(self) -> None:
+        """Begin a step that only other workers make. This one has no sample of their weights."""
+        self.begin()
+        self._averaged, self._read = False, lambda: None
+
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._outermost() is None:
             self._outermost = weakref.ref(optimizer)

@@ -146,6 +146,7 @@ class GradientSteps:
         self._on_nonfinite = on_nonfinite if grad_scaler is None else "propagate"
         self._grad_scaler = grad_scaler
         self.count = 0  # the steps so far, without those whose averages no optimizer applied
+        self.shadows = False  # only other workers make this step: this one only exchanges zeros
         self._begun = 0
         self.rates, self._ratios = LearningRates(), {}  # by parameter name
         self._nonfinite: list[str] = []  # names of parameters, in the last step
@@ -232,6 +233,9 @@ class GradientSteps:
         if self._grad_scaler is not None:
             self._loss_scale = self._grad_scaler.get_scale()  # it waits for a GPU
         self._begun += 1
+        if self.shadows:
+            self.weight_check.skip()
+            return
         checksum = header.checksum(learning_rates(self._optimizer))
         stamp = header.Stamp(self._begun % 2**32, self.undo.digest, checksum)
         read_sample = self.weight_check.begin()
@@ -279,6 +283,7 @@ class GradientSteps:
         """See `CompressionState.average`. A step has begun."""
         present = [name for name in gradients if name not in absent]
         loss_scale, step = self._loss_scale, self.count
+        shadows, nonfinite = self.shadows, self._nonfinite
         compression, continued = self.compression, self._continued
         lane, finish_report = compression.lane, None
         if self.reporter is not None:
@@ -289,7 +294,8 @@ class GradientSteps:
             if found.unused:
                 self.rates.keep(found.unused)
             if compression.keeps_state:
-                self.undo.exchanged(name for name in gradients if name not in found.unused)
+                names = [name for name in gradients if name not in found.unused]
+                self.undo.exchanged(names, skipped=nonfinite if shadows else None)
             self._check(found, step)
             staged.finish(loss_scale)
             with staged.queue():

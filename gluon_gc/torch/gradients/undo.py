@@ -60,7 +60,7 @@ class _Average:
     versions: tuple[int, int] = (0, 0)  # of parameter and gradient, before the step under way
 
     def __init__(self, excluded: bool) -> None:
-        self.excluded = excluded  # the script has said that no optimizer will apply it
+        self.excluded = excluded  # it is known that no optimizer of this worker will apply it
 
     def is_in(self, gradient: torch.Tensor) -> bool:
         known = self.gradient is not None and self.gradient() is gradient
@@ -128,9 +128,16 @@ class Undo(StepObserver):
             self._last.clear()
         return continued
 
-    def exchanged(self, names: Iterable[str]) -> None:
-        """Record that these gradients are averages now. The names are the same on all workers."""
+    def exchanged(self, names: Iterable[str], skipped: Collection[str] | None = None) -> None:
+        """Record that these gradients are averages now. The names are the same on all workers.
+
+        `skipped` is for averages that only other workers apply. They skip the step if it will not
+        be empty.
+        """
         averages = {name: _Average(self._excludes) for name in names}
+        if skipped is not None:
+            for average in averages.values():
+                average.excluded, average.unless = True, (lambda: (False, bool(skipped)),)
         self._last.update(averages)
         self._averages.update(averages)
         if self._closures:
@@ -226,7 +233,7 @@ class Undo(StepObserver):
 
     def _touch(self, name: str) -> None:
         average = self._averages[name]
-        if average.kept is not False:
+        if average.kept is not False and not average.excluded:
             average.kept = self._has_average(name)
 
     def _follow(self) -> None:
