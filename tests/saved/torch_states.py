@@ -129,7 +129,7 @@ def written(file):
 
 def loaded(name, given):
     """Return the state_dicts of all workers after they have loaded those that are given, without
-    options that the version that saved them did not have yet.
+    options and entries that the version that saved them did not have yet.
 
     `given`: this worker's state_dict, or those of all workers.
     """
@@ -143,6 +143,8 @@ def loaded(name, given):
     closed(optimizer)
     saved = given[0] if isinstance(given, list) else given
     for own in states:
+        if "entries" not in saved:
+            own.pop("entries", None)
         if "algorithm" in own:
             assert own["algorithm"] == in_full(saved["algorithm"])
             own["algorithm"] = saved["algorithm"]

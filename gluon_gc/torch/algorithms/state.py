@@ -270,8 +270,7 @@ class AlgorithmState:
 
         It contains the algorithm's state, the residuals of its rounds, the optimizer's state and
         this worker's parameters. It has only plain values and tensors, so that
-        ``torch.load(weights_only=True)`` reads it. A parameter that equals a tensor of the state is
-        that tensor, so that torch.save writes it once.
+        ``torch.load(weights_only=True)`` reads it.
         """
         return algorithm_saving.state_dict(self)
 

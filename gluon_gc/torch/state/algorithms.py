@@ -6,10 +6,12 @@
      "state": {KIND: {NAME: tensor, ...}, ...},
      "residuals": {ROUND: {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}, ...},
      "weights": {NAME: tensor, ...},
-     "optimizer": its state_dict}
+     "optimizer": its state_dict,
+     "entries": ["format", "rank", ..., "state/KIND/NAME", ...]}
 
 KIND is a kind of the algorithm's state, and ROUND a kind of its rounds. `coder_states` explains the
-residuals. A weight that equals a tensor of the state is the same tensor.
+residuals. In state_dicts of earlier versions, a weight that equals a tensor of the state is the
+same tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from ...auto.algorithm import Decision
 from ...exchange.agreement import Facts
 from ...state import Arrays, States, fitting
 from ..gradients.optimizer_hooks import param_groups
-from ..transport.staging import is_sharded, same_bits, sharded_like
+from ..transport.staging import is_sharded, sharded_like
 from . import coder_states, state_dicts
 from .coder_states import Saved
 from .state_dicts import FORMAT, NOUN, StateDict
@@ -45,22 +47,19 @@ def state_dict(state: AlgorithmState) -> dict[str, Any]:
         kind: {name: array.detach().clone() for name, array in arrays.items()}
         for kind, arrays in state.driver.saved_state().items()
     }
-    weights = {}
-    for name, parameter in state.rounds.parameters().items():
-        kept = [arrays[name] for arrays in kinds.values() if name in arrays]
-        equal = [array for array in kept if same_bits(array, parameter)]
-        weights[name] = equal[0] if equal else parameter.clone()
     lanes = state.rounds.lanes.items()
-    return {
-        "format": FORMAT,
-        **_described(state),
-        "algorithm": dict(state.options),
-        "steps": state.steps,
-        "state": kinds,
-        "residuals": {kind: coder_states.packed(lane.chunks) for kind, lane in lanes},
-        "weights": weights,
-        "optimizer": _of_optimizer(state.optimizer),
-    }
+    return state_dicts.with_entries(
+        {
+            "format": FORMAT,
+            **_described(state),
+            "algorithm": dict(state.options),
+            "steps": state.steps,
+            "state": kinds,
+            "residuals": {kind: coder_states.packed(lane.chunks) for kind, lane in lanes},
+            "weights": {name: x.clone() for name, x in state.rounds.parameters().items()},
+            "optimizer": _of_optimizer(state.optimizer),
+        }
+    )
 
 
 def _of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
@@ -90,14 +89,15 @@ def load(state: AlgorithmState, given: StateDict | Sequence[StateDict]) -> None:
     The workers first check their checkpoints.
     """
     several, exchange = not isinstance(given, Mapping), state.rounds.exchange
-    listed = [_renamed(state, each) for each in (given if several else [given])]
+    all_given = given if several else [given]
+    listed = [_renamed(state, each) for each in all_given]
     choice = _choice(state, listed)
     if choice is not None:
         state.take(choice)
     try:
         workers = state_dicts.if_all_fit(
             exchange.gather_objects,
-            lambda: _checked(state, listed if several else listed[0]),
+            lambda: _checked(state, listed if several else listed[0], all_given),
             lambda workers: _facts(state, workers),
         )
     except Exception:
@@ -172,20 +172,27 @@ def _renamed(state: AlgorithmState, given: Any) -> Any:
         "tensors": state_dicts.renamed_parameters(given["tensors"], here),
         "weights": state_dicts.renamed(given["weights"], here),
         **{
-            key: {kind: state_dicts.renamed(values, here) for kind, values in given[key].items()}
-            for key in ("state", "residuals")
+            key: {kind: state_dicts.renamed(values, here) for kind, values in kinds.items()}
+            for key, kinds in ((key, given.get(key, {})) for key in ("state", "residuals"))
         },
     }
 
 
-def _checked(state: AlgorithmState, given: StateDict | Sequence[StateDict]) -> list[StateDict]:
-    """Return the state_dicts by rank, or raise ValueError if one does not fit."""
+def _checked(
+    state: AlgorithmState, given: StateDict | Sequence[StateDict], as_saved: Sequence[StateDict]
+) -> list[StateDict]:
+    """Return the state_dicts by rank, or raise ValueError if one does not fit.
+
+    `as_saved`: the state_dicts with the names that they were saved with.
+    """
 
     def read(worker: Any) -> States:
         state_dicts.require_format(worker, "algorithm", _OWNER)
         return States(dict(worker), {}, b"")
 
     workers = [states.header for states in state_dicts.by_rank(state.rounds.exchange, given, read)]
+    for worker in as_saved:
+        state_dicts.require_entries(worker)
     for worker in workers:
         names = _check_one(state, worker)
     for kind, lane in state.rounds.lanes.items():

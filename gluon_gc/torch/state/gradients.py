@@ -3,7 +3,8 @@
     {"format": 1, "rank", "world_size", "machines", "momentum", "steps", "learning_rates",
      "parameters": [{"name", "shape", "dtype", "compression"}, ...],
      "aliases": {NAME: its name in "parameters", ...},
-     "arrays": {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}}
+     "arrays": {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...},
+     "entries": ["format", "rank", ..., "arrays/NAME/NODE.KIND.BEGIN", ...]}
 
 `coder_states` explains the arrays. In addition, the node "trainer" has arrays of the kinds
 "momentum" and "weight_decay", which are equal on all workers.
@@ -43,13 +44,15 @@ def state_dict(state: CompressionState) -> dict[str, Any]:
     for kind, states in state.momentum.state.items() if state.momentum else ():
         for name, tensor in states.items():
             arrays[name][f"{OF_ALL}.{_KINDS[kind]}.0"] = tensor.clone()
-    return {
-        "format": FORMAT,
-        **_described(state),
-        "steps": steps.count - whole,
-        "learning_rates": steps.rates.without(undone),
-        "arrays": arrays,
-    }
+    return state_dicts.with_entries(
+        {
+            "format": FORMAT,
+            **_described(state),
+            "steps": steps.count - whole,
+            "learning_rates": steps.rates.without(undone),
+            "arrays": arrays,
+        }
+    )
 
 
 def load(state: CompressionState, given: StateDict | Sequence[StateDict], strict: bool) -> None:
@@ -93,13 +96,14 @@ def load(state: CompressionState, given: StateDict | Sequence[StateDict], strict
 def _read(given: StateDict, names: Names) -> States:
     """Return a state_dict in the form of a checkpoint file, with the names here."""
     state_dicts.require_format(given, "parameters", "CompressionState")
+    state_dicts.require_entries(given)
     here = names.of(given, [parameter["name"] for parameter in given["parameters"]])
     header = {
         **given,
         "parameters": state_dicts.renamed_parameters(given["parameters"], here),
-        "learning_rates": state_dicts.renamed(given["learning_rates"], here),
+        "learning_rates": state_dicts.renamed(given.get("learning_rates", {}), here),
     }
-    arrays = state_dicts.renamed(given["arrays"], here)
+    arrays = state_dicts.renamed(given.get("arrays", {}), here)
     return States(header, coder_states.unpacked(arrays), b"")
 
 

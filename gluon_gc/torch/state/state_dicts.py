@@ -7,6 +7,7 @@ from typing import (
     Any,
     Callable,
     Iterable,
+    Iterator,
     Mapping,
     NamedTuple,
     Sequence,
@@ -62,6 +63,42 @@ def require_format(given: Any, key: str, owner: str) -> None:
         raise ValueError(
             f"the state_dict has format {given['format']}, but this gluon_gc reads {FORMAT}"
         )
+
+
+# Entries
+
+
+def with_entries(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a state_dict with the paths of its entries, for `require_entries`."""
+    return {**given, "entries": list(_paths(given))}
+
+
+def require_entries(given: StateDict) -> None:
+    """Raise ValueError unless a state_dict has the entries that it had when it was saved.
+
+    torch.distributed.checkpoint loads the entries that its template has, and no others. It changes
+    int keys to str. Older state_dicts do not list their entries.
+    """
+    if "entries" not in given:
+        return
+    found = [path for path in _paths(given) if path != "entries"]
+    different = sorted(set(given["entries"]).symmetric_difference(found))
+    if different:
+        raise ValueError(
+            f"the state_dict does not have the entries that were saved: {len(different)} are "
+            f"missing or new, such as {different[0]}. torch.distributed.checkpoint loads only "
+            "entries that a new state has, too: save the state as bytes (docs/guides/torch.md)"
+        )
+
+
+def _paths(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the keys that lead to each value that is no mapping, such as "arrays/NAME/KEY"."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            name = key if isinstance(key, str) else repr([key])
+            yield from _paths(entry, f"{path}/{name}" if path else name)
+    else:
+        yield path
 
 
 # Workers

@@ -367,10 +367,6 @@ def test_what_is_resumed_goes_on_bit_for_bit():
             assert torch.equal(train(resumed, other, range(begin, 12)), flat(net)), begin
             other.compression_state.close()
         optimizer.compression_state.close()
-        if dist.get_world_size() > 1 and begin == 8 and algorithm != late:
-            whole = flat(net).numel() * 4
-            # Right after a round, anchor and weights are equal, so there is one copy of them.
-            assert abs(len(boxes[5]) - len(boxes[8]) - whole) < whole / 10
 
 
 @on_workers(2)
@@ -494,6 +490,9 @@ def test_checkpoints_that_do_not_fit_are_refused_by_all():
     def refused(said, wrong, other=state, kind=ValueError):
         raised(kind, said, lambda: other.load_state_dict(wrong))
         assert torch.equal(flat(net), before)
+
+    refused("the entries that were saved: ", {**good, "residuals": {}})
+    del good["entries"]  # as in earlier versions
 
     refused("is not a state_dict of a DistributedOptimizer with an alg", {"format": 1, "rank": 0})
     refused("the world_size is 9 there", {**good, "world_size": 9})
