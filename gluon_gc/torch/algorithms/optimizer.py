@@ -10,12 +10,13 @@ from inspect import signature
 from typing import Any, Callable, Iterator, Mapping
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ...algorithms import Algorithm
 from ...algorithms.requirements import require_on_nonfinite
 from ...mailbox.driver import MailboxDriver
-from ..gradients.optimizer_hooks import without_gradients
+from ..gradients.optimizer_hooks import contained, without_gradients
 from ..gradients.scaler import if_enabled
 from ..gradients.settings import checked_passes
 from ..optimizer.copies import Distributed, kind_of
@@ -88,6 +89,8 @@ def with_algorithm(
     require_on_nonfinite(algorithm, on_nonfinite, ("raise",))
     if algorithm.averages_gradients:
         _require_optional_closure(algorithm.name, optimizer)
+    else:
+        _require_local_step(algorithm.name, optimizer, options.get("process_group"))
     kind, update = kind_of(optimizer), optimizer.step
     state = AlgorithmState(
         named_parameters,
@@ -112,6 +115,21 @@ def _require_optional_closure(name: str, optimizer: Optimizer) -> None:
             f"algorithm {name} needs an optimizer that steps without a closure, got "
             f"{kind_of(optimizer).__name__}: use another optimizer, or leave out algorithm"
         )
+
+
+def _require_local_step(name: str, optimizer: Optimizer, group: dist.ProcessGroup | None) -> None:
+    """Raise ValueError if an optimizer's step exchanges weights with other workers of a group."""
+    own = dist.group.WORLD if group is None else group
+    for part in contained(optimizer):
+        # Its module takes long to import.
+        if "ZeroRedundancyOptimizer" in [kind.__name__ for kind in type(part).__mro__]:
+            groups = map(dist.get_process_group_ranks, (own, part.process_group))
+            if len(set.intersection(*map(set, groups))) > 1:
+                raise ValueError(
+                    f"algorithm {name} needs an optimizer whose steps are local, got "
+                    "ZeroRedundancyOptimizer, whose steps replace weights by those of other "
+                    "workers: pass the optimizer that it was made of, or leave out algorithm"
+                )
 
 
 def _scaled(optimizer: Stepping, arguments: Any) -> Any:

@@ -646,6 +646,22 @@ def test_arguments_that_are_for_averaged_gradients_are_refused():
     optimizer.compression_state.close()
 
 
+@on_workers(2)
+def test_an_optimizer_whose_steps_broadcast_weights_is_refused():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    zero, net = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD), Net()
+    said = "algorithm local_steps needs an optimizer whose steps are local, got ZeroRedundancyOpt"
+    raised(ValueError, said, lambda: distributed(net, "local_steps", optimizer=zero))
+    own = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    for more in ({"algorithm": {"name": "powersgd", "rank": 1}}, {"algorithm": every(1)}):
+        zero = partial(zero, process_group=None if "rank" in more["algorithm"] else own)
+        optimizer = distributed(net, optimizer=zero, **more)
+        train(net, optimizer, [0])
+        assert_alike(flat(net))
+        optimizer.compression_state.close()
+
+
 @on_workers(1, 2)
 def test_a_parameter_that_was_frozen_is_named():
     net = Net()
