@@ -125,6 +125,9 @@ class Step:
     abandon : callable, optional
         Leaves out all averages that are still to arrive, after a round has failed on all workers.
         None with a mailbox, where a round may fail on one worker alone.
+    has_new_options : bool
+        Whether the state is from a checkpoint of the algorithm with other options, and this is the
+        first step with it.
     """
 
     number: int
@@ -136,6 +139,7 @@ class Step:
     adam: Adam | None = None
     seconds: tuple[float, float] = (0.0, 0.0)
     abandon: Callable[[], None] | None = None
+    has_new_options: bool = False
 
 
 Rounds = Generator[Round, Any, None]
@@ -202,6 +206,10 @@ class Algorithm(WithOptions):
     def frozen_after(self) -> int | None:
         """The step after which Adam's variance stays; None without such a step."""
         return None
+
+    def keeps_changes(self, number: int) -> bool:
+        """Whether changes that a script makes to parameters just before a step are kept."""
+        return True
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         """For each kind of round, the shapes of its arrays, given the shapes of the parameters.

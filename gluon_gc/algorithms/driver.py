@@ -84,7 +84,7 @@ class Driver:
         self.algorithm, self._front_end = algorithm, front_end
         self.steps = 0
         self.state: dict[str, dict[str, Array]] = {}
-        self._declared = False
+        self._declared = self._has_new_options = False
         self._checked_variance = False  # whether `_warn_of_untrained` has looked
         # The delayed rounds: by kind of round and step, functions that wait for the averages.
         self._under_way: dict[tuple[str, int], Callable[[], Arrays]] = {}
@@ -132,6 +132,7 @@ class Driver:
         """
         self.declare()
         self.steps, self._checked_variance = steps, False
+        self._has_new_options = has_changed
         self.state = {kind: arrays for kind, arrays in state.items() if not is_arriving(kind)}
         self._under_way.clear()
         for kind in state.keys() - self.state.keys():
@@ -186,8 +187,17 @@ class Driver:
         now = self.now()
         self._zero = now if self._zero is None else self._zero
         seconds, self._clock = (self._clock, now - self._zero), now - self._zero
+        has_new_options, self._has_new_options = self._has_new_options, False
         at = Step(
-            self.steps, *own, update, front_end.framework, arrived, adam, seconds, self.abandon
+            self.steps,
+            *own,
+            update,
+            front_end.framework,
+            arrived,
+            adam,
+            seconds,
+            self.abandon,
+            has_new_options,
         )
         counted = None if adam is None else adam.steps
         try:

@@ -41,9 +41,11 @@ class ZeroOneAdam(Algorithm):
         m_i = u / s
         x_i = K anchor - u / d
 
-    The anchor is the set of parameters that all workers had after the last average. Afterwards u_i
-    and s start from 0, and K from 1. Until `var_freeze_step` there is an average in each step. The
-    interval then doubles every `local_step_scaler` steps, up to `local_step_clipper`.
+    The anchor is the set of parameters that all workers had before the first local step since the
+    last average. So it has the script's changes in between; the average undoes later ones.
+    Afterwards u_i and s start from 0, and K from 1. Until `var_freeze_step` there is an average in
+    each step. The interval then doubles every `local_step_scaler` steps, up to
+    `local_step_clipper`.
 
     If the average of the u_i fails because of a NaN or infinity, x_i restarts from the anchor, and
     m_i, u_i, s and K as after an average of zeros.
@@ -81,6 +83,9 @@ class ZeroOneAdam(Algorithm):
         given, total = self.var_freeze_step, self.total_steps
         return warm_up_steps(self.name, "var_freeze_step", given, total)
 
+    def keeps_changes(self, number: int) -> bool:
+        return self._is_average_due(number - 1)
+
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         return {"gradient": shapes, "sum": shapes}
 
@@ -102,8 +107,9 @@ class ZeroOneAdam(Algorithm):
             at.framework.wait(mean.values())
             for name, gradient in at.gradients.items():
                 gradient[:] = mean[name]
-            _variance_step(at, state["anchor"], frozen)
+            _variance_step(at, frozen)
             return
+        self._move_anchor(at, state)
         _local_step(at, state, frozen)
         if self._is_average_due(at.number):
             try:
@@ -113,6 +119,15 @@ class ZeroOneAdam(Algorithm):
                 _restart(at, state)
                 raise
             _apply(mean, at, state, frozen)
+
+    def _move_anchor(self, at: Step, state: Mapping[str, dict[str, Array]]) -> None:
+        """Set the anchor to the parameters if no local step came since the last average."""
+        averaged = self.keeps_changes(at.number)
+        for name, x in at.parameters.items():
+            if at.has_new_options:  # they do not tell when the last average was
+                averaged = at.adam.as_float(state["rate"][name]) == 0
+            if averaged:
+                state["anchor"][name] = 1.0 * x
 
     def _variance_steps(self, number: int) -> tuple[int, bool]:
         """The number of variance steps so far, and whether this step is one."""
@@ -130,7 +145,7 @@ class ZeroOneAdam(Algorithm):
         return local % min(2**doublings, self.local_step_clipper) == 0
 
 
-def _variance_step(at: Step, anchors: dict[str, Array], frozen: int) -> None:
+def _variance_step(at: Step, frozen: int) -> None:
     """Make Adam's step with averaged gradients."""
     own = {name: at.adam.gradient(name) for name in at.parameters}
     at.adam.count()
@@ -141,7 +156,6 @@ def _variance_step(at: Step, anchors: dict[str, Array], frozen: int) -> None:
         update = at.adam.update(name, frozen)
         change = update.rate * (m / update.denominator)
         x[:] = x - (change + update.decay * x if update.decay else change)
-        anchors[name] = 1.0 * x
 
 
 def _local_step(at: Step, state: Mapping[str, dict[str, Array]], frozen: int) -> None:
@@ -172,7 +186,6 @@ def _apply(mean: Arrays, at: Step, state: Mapping[str, dict[str, Array]], frozen
         m[:] = average / (rate + (rate == 0))  # a learning rate of 0 gives 0
         decayed = trained * (anchor - keep * anchor)
         x[:] = anchor - decayed - average / at.adam.update(name, frozen).denominator
-        state["anchor"][name] = 1.0 * x
         state["sum"][name] = 0.0 * average
         state["rate"][name] = 0.0 * rate
         state["keep"][name] = 0.0 * keep + 1.0

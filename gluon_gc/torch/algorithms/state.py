@@ -84,6 +84,8 @@ class AlgorithmState:
         self.driver.declare()
         self._agreed, self._stats_from, self.is_closed = False, 0, False
         self._known = set(self.parameters.values())
+        self._versions: int | None = None  # see `_count_versions`
+        self._warned_of_changes = False
         self.reporter: AlgorithmReporter | None = None  # of `bps.report`
         closing.opened(self)
 
@@ -142,6 +144,7 @@ class AlgorithmState:
         self.require_usable()
         require_averaged(self.optimizer, self._known)
         _require_unfrozen(self.algorithm, self.parameters)
+        self._warn_of_changes()
         if self.algorithm.needs_adam:
             require_settings(self.algorithm.name, self.optimizer)
         averages = self.algorithm.averages_gradients
@@ -163,7 +166,26 @@ class AlgorithmState:
             self.driver.step(update)
         if self.reporter is not None:
             self.reporter.end()
+        self._versions = self._count_versions()
         return made
+
+    def _warn_of_changes(self) -> None:
+        """Warn once if the script has changed parameters since the last step in vain."""
+        versions, self._versions = self._versions, None
+        if versions is not None and versions != self._count_versions():
+            self._warned_of_changes = True
+            logger.warning(
+                "algorithm %s undoes changes of the parameters between two averages, such as those "
+                "that the script has made before step %d: see docs/guides/adam.md",
+                self.algorithm.name,
+                self.steps + 1,
+            )
+
+    def _count_versions(self) -> int | None:
+        """Return a number that changes with the parameters; None if no change would be undone."""
+        if self._warned_of_changes or self.algorithm.keeps_changes(self.steps + 1):
+            return None
+        return sum(parameter._version for parameter in self.parameters.values())
 
     def _step_of_all(self, update: Callable[[], None], overflows: bool | None) -> bool:
         """Make a step of an algorithm that averages gradients; see `step`."""
@@ -287,7 +309,7 @@ class AlgorithmState:
         self.driver.require_loadable()
         self.driver.finish()
         algorithm_saving.load(self, state_dict)
-        self._stats_from = self.steps
+        self._stats_from, self._versions = self.steps, None
 
     def close(self) -> None:
         """Stop the threads. No step can be made afterwards."""

@@ -8,7 +8,7 @@ import pytest
 from gluon_gc import algorithms
 from gluon_gc.algorithms.adam import Update
 from gluon_gc.algorithms.driver import Driver
-from tests.algorithm_replay import ZERO_ONE, OneBitAdamReplay, ZeroOneAdamReplay
+from tests.algorithm_replay import AVERAGES, ZERO_ONE, OneBitAdamReplay, ZeroOneAdamReplay
 from tests.neutral.algorithms.test_algorithms import SHAPES, Worker, trained
 
 RATE, BETAS, EPSILON = 0.01, (0.9, 0.99), 1e-8
@@ -246,6 +246,48 @@ def test_zero_one_adam_restarts_from_the_anchor_after_a_round_that_fails():
     worker.fails = False
     driver.step(worker.update, worker)
     assert all(np.isfinite(x).all() and (x != before[n]).any() for n, x in worker.values.items())
+
+
+ROUNDING = dict(rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [onebit_adam(4), ZERO_ONE], ids=["onebit", "zero_one"])
+@pytest.mark.parametrize("last", [1, 2, 4, 6, 9, 13])
+def test_what_a_script_changes_after_an_average_stays(options, last):
+    """Adam's steps do not depend on the values of the parameters."""
+    results = []
+    for change in (0, 3):
+        worker = AdamWorker(0, 1)
+        worker.meet = dict
+        driver = Driver(algorithms.parse(options), worker)
+        for step in range(1, 18):
+            worker.draw(step)
+            driver.step(worker.update, worker)
+            assert driver.algorithm.keeps_changes(step + 1) or step not in AVERAGES
+            if step == last:
+                for x in worker.values.values():
+                    x += np.float32(change)
+        results.append(worker.values)
+    for name in SHAPES:
+        np.testing.assert_allclose(results[1][name], results[0][name] + 3, **ROUNDING)
+
+
+def test_an_interval_that_began_with_other_options_keeps_its_anchor():
+    worker = AdamWorker(0, 1)
+    worker.meet = dict
+    driver = Driver(algorithms.parse(ZERO_ONE), worker)
+    for step in range(12):
+        worker.draw(step)
+        driver.step(worker.update, worker)
+    saved, anchor = driver, dict(driver.state["anchor"])
+    driver = Driver(algorithms.parse({**ZERO_ONE, "local_step_clipper": 1}), worker)
+    driver.go_on(saved.steps, saved.saved_state(), has_changed=True)
+    before = {name: x.copy() for name, x in worker.values.items()}
+    worker.draw(12)
+    driver.step(worker.update, worker)
+    for name, x in anchor.items():
+        np.testing.assert_array_equal(driver.state["anchor"][name], x)
+        assert (x != before[name]).any()
 
 
 def test_a_step_that_fails_does_not_count():

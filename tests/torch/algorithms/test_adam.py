@@ -178,6 +178,25 @@ def test_zero_one_adam_is_its_replay_bit_for_bit():
         optimizer.compression_state.close()
 
 
+@on_workers(2)
+def test_weights_that_a_script_changes_stay_changed_or_a_warning_comes():
+    """The last averages of ZERO_ONE in these steps come in steps 9 and 13."""
+    for algorithm, last in ((FREEZE, 8), (ZERO_ONE, 4), (ZERO_ONE, 9), (ZERO_ONE, 10)):
+        net = Net()
+        optimizer = distributed(net, algorithm, ONEBIT, optimizer=ADAM)
+        with logged() as records:
+            for step in range(1, 14):
+                train(net, optimizer, [step])
+                if step == last:
+                    net.load_state_dict({k: 0 * v for k, v in net.state_dict().items()})
+        lines = [line for line in records if "undoes changes of the parameters" in line]
+        assert len(lines) == (last == 10), lines
+        assert all("before step 11" in line for line in lines)
+        assert (flat(net).norm() < 0.5 * flat(Net()).norm()) == (last != 10), (last, algorithm)
+        assert_alike(flat(net))
+        optimizer.compression_state.close()
+
+
 @on_workers(1, 2)
 def test_frozen_it_trains_and_workers_stay_equal():
     net = Net()
