@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 import gluon_gc.torch as bps
 from gluon_gc.env import ConfigurationError
@@ -204,6 +205,24 @@ def test_several_backward_passes():
     for _ in range(2):
         loss_of(net, 0).backward()
     raised(RuntimeError, "more than backward_passes_per_step", lambda: loss_of(net, 0).backward())
+
+
+@on_workers(2)
+def test_a_layer_that_is_used_twice_under_checkpointing():
+    net = torch.nn.Linear(8, 8)
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters())
+
+    def backward(use_reentrant):
+        x = torch.ones(4, 8, requires_grad=True)
+        for _ in range(2):
+            x = checkpoint(net, x, use_reentrant=use_reentrant)
+        x.sum().backward()
+
+    backward(use_reentrant=False)
+    optimizer.step()
+    optimizer.zero_grad()
+    raised(RuntimeError, "checkpoint(..., use_reentrant=False)", lambda: backward(True))
+    optimizer.zero_grad()
 
 
 @on_workers(2)

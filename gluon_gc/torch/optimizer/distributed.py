@@ -101,7 +101,8 @@ class Averager:
             raise RuntimeError(
                 f"backward computed the gradient of parameter {name} more than "
                 f"backward_passes_per_step ({self.passes}) times before step(); to skip a step, "
-                "call the optimizer's zero_grad()"
+                "call the optimizer's zero_grad(); if activation checkpointing runs a layer twice "
+                "in one pass, use checkpoint(..., use_reentrant=False)"
             )
         self._made[parameter] = parameter.grad, parameter.grad._version
         self._passes[parameter] += 1
