@@ -30,6 +30,7 @@ OF_OTHERS = {
     "mxnet/server.py": {"_set_updater"},
     "mxnet/trainer/trainer.py": {"_stype"},
     "torch/algorithms/optimizer.py": {"_wrapped_by_lr_sched"},
+    "torch/algorithms/state.py": {"_version"},
     "torch/optimizer/distributed.py": {"_execution_engine", "_version"},
     "torch/integrations/accelerate.py": {"_custom_objects"},
     "torch/integrations/transformers.py": {"_get_output_dir"},

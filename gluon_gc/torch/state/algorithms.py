@@ -7,7 +7,7 @@
      "residuals": {ROUND: {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}, ...},
      "weights": {NAME: tensor, ...},
      "optimizer": its state_dict,
-     "entries": ["format", "rank", ..., "state/KIND/NAME", ...]}
+     "entries": ["format", ..., "state/KIND/NAME", ...]}
 
 KIND is a kind of the algorithm's state, and ROUND a kind of its rounds. `coder_states` explains the
 residuals. In state_dicts of earlier versions, a weight that equals a tensor of the state is the
