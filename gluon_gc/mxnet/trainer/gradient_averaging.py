@@ -350,7 +350,7 @@ class GradientAveraging(Averaging):
         return [i for i in indices if fresh[i]]
 
     def _ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> dict[str, float]:
-        """Previous learning rate / current one, where that is not 1, of tensors that follow rates."""
+        """Previous learning rate / current one, where that is not 1, by tensor."""
         follow = [i for i in indices if self.tensors[i, ""].params.follows_rates]
         rates = dict.fromkeys(follow, next_rate(optimizer, indices)) if follow else {}
         ratios = self.learning_rates.advance(rates)
