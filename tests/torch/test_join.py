@@ -89,3 +89,10 @@ def test_a_step_that_others_skip_is_taken_back_by_a_worker_that_has_joined():
         assert_equal(joined, control, overflow)
     joined.state.close()
     control.state.close()
+
+
+@on_workers(2)
+def test_a_step_that_others_make_in_spite_of_an_infinity_is_no_error():
+    joined = Uneven(True, TOPK, on_nonfinite="propagate").train(range(2), overflow=FEW + 1)
+    assert joined.state.steps == 2 * MANY
+    joined.state.close()

@@ -66,7 +66,7 @@ def load(state: CompressionState, given: StateDict | Sequence[StateDict], strict
     several = not isinstance(given, Mapping)
     workers = state_dicts.if_all_fit(
         exchange.gather_objects,
-        lambda: state_dicts.by_rank(exchange, given, lambda each: _read(each, names)),
+        lambda: state_dicts.by_rank(exchange, given, lambda each: _read(each, names, strict)),
         _facts,
     )
     before, header = compression.choices, workers[0].header
@@ -93,10 +93,11 @@ def load(state: CompressionState, given: StateDict | Sequence[StateDict], strict
     steps.undo.clear()
 
 
-def _read(given: StateDict, names: Names) -> States:
+def _read(given: StateDict, names: Names, strict: bool) -> States:
     """Return a state_dict in the form of a checkpoint file, with the names here."""
     state_dicts.require_format(given, "parameters", "CompressionState")
-    state_dicts.require_entries(given)
+    if strict:
+        state_dicts.require_entries(given)
     here = names.of(given, [parameter["name"] for parameter in given["parameters"]])
     header = {
         **given,

@@ -74,20 +74,17 @@ def with_entries(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_entries(given: StateDict) -> None:
-    """Raise ValueError unless a state_dict has the entries that it had when it was saved.
+    """Raise ValueError if a state_dict lacks entries that it had when it was saved.
 
     torch.distributed.checkpoint loads the entries that its template has, and no others. It changes
     int keys to str. Older state_dicts do not list their entries.
     """
-    if "entries" not in given:
-        return
-    found = [path for path in _paths(given) if path != "entries"]
-    different = sorted(set(given["entries"]).symmetric_difference(found))
-    if different:
+    missing = sorted({*given.get("entries", ())} - {*_paths(given)})
+    if missing:
         raise ValueError(
-            f"the state_dict does not have the entries that were saved: {len(different)} are "
-            f"missing or new, such as {different[0]}. torch.distributed.checkpoint loads only "
-            "entries that a new state has, too: save the state as bytes (docs/guides/torch.md)"
+            f"the state_dict lacks {len(missing)} of the entries that were saved, such as "
+            f"{missing[0]}: torch.distributed.checkpoint loads only entries that a new state has, "
+            "too, so save the state as bytes (docs/guides/torch.md); a script must not remove any"
         )
 
 
