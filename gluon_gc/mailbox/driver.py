@@ -168,10 +168,11 @@ class MailboxDriver(Driver):
         self._signals.release()  # the algorithm has applied the last average
         kind, lane = request.kind, self._lanes.get(request.kind)
         # An attempt that could not go on in time has ended since then.
-        has_restarted = False
+        has_restarted, began = False, self.now()
         for earlier in self._outcomes(kind, lambda: lane.finished(), self._mailbox.grace):
             self._apply(kind, earlier, answers=False)
             has_restarted = bool(earlier.nonfinite)
+        self._zero += self.now() - began
         contributes = lane is not None and lane.is_idle and not has_restarted
         if contributes:
             differences = {n: self._numpy(vector) for n, vector in request.vectors.items()}
@@ -378,10 +379,11 @@ class _Lane:
         return self.finished()
 
     def last_outcomes(self) -> Iterator[Outcome]:
-        """Wait until the round under way ends, and hand it over if it has failed or stopped."""
+        """Wait until the round under way ends, and hand it over without averages that follow."""
         while not self.is_idle:
-            if self._under_way.exception() is None:
-                yield self._under_way.result()
+            ended = self._under_way
+            if ended.exception() is None and ended.result().is_last:
+                yield ended.result()
             else:
                 yield self.participant.hand_over(self._contributed)
 
@@ -396,7 +398,7 @@ class _Lane:
         made, self._made = self._made, {}
         if not made:
             return  # it has only joined
-        if outcome.counted or outcome.nonfinite:  # the steps of a NaN are undone
+        if outcome.counted or (outcome.nonfinite and not self.uncounted):  # a NaN undoes its steps
             self._counted_samples, self.counted_steps = self._samples, self._steps
         if outcome.counted:
             self.uncounted, self.counted = {}, {} if restarted else made
@@ -417,6 +419,7 @@ class _Lane:
         for _ in range(_ATTEMPTS):
             contribution = self._contribution(differences, samples, about)
             if not contribution.weight:
+                self.counted_steps = self._steps  # nothing is left of them
                 break
             self.settle(self.participant.hand_over(contribution), restarted=False)
         self.participant.leave()

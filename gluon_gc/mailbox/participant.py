@@ -174,13 +174,15 @@ class Participant:
         (header, data), self._sent = self._sent, None
         number, worker = header["round"], self.settings.worker
         look = self._look(number)
-        if not look.has_result and worker not in look.workers:
+        if not look.has_result and look.payloads.get(worker) != len(data):
             # The same bytes: a decider may have read them.
             self._upload(objects.payload_name(self.kind, number, worker), data)
         self.round = max(self.round, number + 1)
         self.leave()  # others that leave need not wait for this worker to decide
         result, nonfinite = self._result_of_others(number), header["nonfinite"]
         counted = not nonfinite and (result is None or worker in _workers(result))
+        if result is not None and worker not in {*_workers(result), *result["excluded"]}:
+            self._late.append(objects.payload_name(self.kind, number, worker))
         if is_new and not counted:
             self._skip_decided()
             self.round += self.round - number
@@ -204,6 +206,7 @@ class Participant:
 
     def _skip_decided(self) -> None:
         """Go on to the open round without the averages of the rounds before."""
+        self.round = max(self.round, (self._newest_state() or 0) + 1)
         while self._look(self.round).has_result:
             self.round += 1
 

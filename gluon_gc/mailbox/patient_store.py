@@ -48,6 +48,7 @@ class PatientStore:
         self._lock = threading.Lock()
         self._hindered_since: float | None = None
         self._failing_since: float | None = None
+        self.answered = 0.0  # when the store last did
         self._pending: dict[int, float] = {}  # when each thread's call began
 
     def impatient(self) -> PatientStore:
@@ -141,6 +142,7 @@ class PatientStore:
                 logger.warning("%s. Training goes on locally, since %s", error, at)
 
     def _note_answer(self) -> None:
+        self.answered = time.monotonic()
         if self._failing_since is None:
             return
         with self._lock:

@@ -302,7 +302,7 @@ class Run:
             uploads = [p.uploads_until for p in self._participants.values()]
             if signals.count > 1:
                 return self._warn_of_lost_steps(driver, "a second signal has come")
-            if time.monotonic() > max([began, *uploads]) + _LEAVING_SECONDS:
+            if time.monotonic() > max([began, self._patient.answered, *uploads]) + _LEAVING_SECONDS:
                 return self._warn_of_lost_steps(driver, f"{self.url} is silent")
             if signals.count > told:
                 told = signals.count

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import wait
 from functools import partial
 
 import numpy as np
@@ -195,3 +196,94 @@ def wait_for(happens):
     while not happens():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_worker_that_leaves_does_not_wait_for_the_averages_that_it_missed(url):
+    leaves = Member(url, 0, {"every": 4, "overlap": 3}, grace=AT_ONCE).join().train(7)
+    stays = Member(url, 1, {"every": 4, "overlap": 3}, grace=AT_ONCE).join().train(83)
+    lane = leaves.driver._lanes["difference"]
+    leaves.store.trap("get", "/payloads/", lambda: time.sleep(0.2))  # of a missed round
+    leaves.train(1)
+    wait([lane._under_way], TIMEOUT)
+    leaves.train(2)
+    leaves.store.calls.clear()
+    leaves.run.close()
+    assert not any("/payloads/" in name for call, name in leaves.store.calls if call == "get")
+    stays.train(8)
+    assert counted_weight(url, leaves) == 10
+    assert leaves.driver.uncounted_steps == 0
+
+
+def test_a_worker_that_leaves_after_many_rounds_does_not_look_at_each(url):
+    stays = Member(url, 0, grace=AT_ONCE, keep=2).join()
+    leaves = Member(url, 1, {"every": 100}, grace=SHORT, keep=2).join().train(7)
+    for _ in range(30):
+        stays.train().saved()
+    leaves.store.calls.clear()
+    leaves.run.close()
+    assert sum(call == "list" for call, _ in leaves.store.calls) < 20
+    stays.train()
+    assert counted_weight(url, leaves) == 7
+
+
+def test_steps_that_a_scaler_skips_are_not_told_as_lost(url, logged):
+    leaves = Member(url, 0, {"every": 4}, grace=AT_ONCE).join().train(4)
+    leaves.driver.skips = True
+    leaves.driver.step(lambda: None)
+    leaves.run.close()
+    assert "lost" not in logged.text
+
+
+def test_a_payload_that_was_cut_short_is_put_again(url):
+    leaves = Member(url, 0, {"every": 2, "overlap": 1}, grace=SHORT).join()
+    cut, failed = [], threading.Event()
+
+    def alter(operation, name, data):
+        if operation == "get" or "/payloads/" not in name or cut:
+            return data
+        cut.append(name)
+        return data[:-3]
+
+    def fail():
+        failed.set()
+        leaves.store.alter = lambda operation, name, data: data
+        raise StoreError("no answer")
+
+    leaves.store.alter = alter
+    leaves.store.trap("put", "/payloads/", fail, after=True)
+    leaves.train(2)
+    assert failed.wait(TIMEOUT)
+    leaves.train(1)
+    leaves.run.close()
+    Member(url, 1, {"every": 2, "overlap": 1}, grace=SHORT).join().train(9)
+    assert counted_weight(url, leaves) == 3
+
+
+def test_a_last_payload_that_came_too_late_is_removed(url):
+    stays = Member(url, 0, grace=AT_ONCE, keep=1).join()
+    leaves = Member(url, 1, {"every": 100}, grace=SHORT).join().train(7)
+    leaves.store.trap("put", "/payloads/", lambda: [stays.train().saved() for _ in range(3)])
+    leaves.run.close()
+    for _ in range(8):
+        stays.train().saved()
+    assert counted_weight(url, leaves) == 7
+    assert weights(url, leaves) == {}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_no_round_counts_has_a_weight_after_a_nan(url, ends):
+    stays = Member(url, 1, grace=AT_ONCE).join().train()
+    member = Member(url, 0, grace=SHORT).join()
+    member.store.trap("put", "/payloads/", stays.train)  # the payload comes too late
+    member.train()
+    assert member.driver._lanes["difference"].uncounted
+    member.nan_in = "b"
+    member.train()
+    if ends:
+        member.run.close()
+        stays.train()
+    else:
+        member.driver.skips = True
+        member.driver.step(lambda: None)
+    assert not member.driver._lanes["difference"].uncounted
+    assert counted_weight(url, member) == 2
