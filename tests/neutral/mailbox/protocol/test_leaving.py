@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gluon_gc.mailbox import objects, run
+from gluon_gc.mailbox import objects, patient_store, run
 from gluon_gc.mailbox.store import Store, StoreError
 
 from .workers import SHAPES, TIMEOUT, Member, counted, in_threads, read, results
@@ -234,7 +234,8 @@ def test_steps_that_a_scaler_skips_are_not_told_as_lost(url, logged):
     assert "lost" not in logged.text
 
 
-def test_a_payload_that_was_cut_short_is_put_again(url):
+def test_a_payload_that_was_cut_short_is_put_again(url, monkeypatch):
+    monkeypatch.setattr(patient_store, "_FIRST_PAUSE", TIMEOUT)  # it leaves meanwhile
     leaves = Member(url, 0, {"every": 2, "overlap": 1}, grace=SHORT).join()
     cut, failed = [], threading.Event()
 
@@ -255,6 +256,7 @@ def test_a_payload_that_was_cut_short_is_put_again(url):
     assert failed.wait(TIMEOUT)
     leaves.train(1)
     leaves.run.close()
+    monkeypatch.setattr(patient_store, "_FIRST_PAUSE", SHORT)
     Member(url, 1, {"every": 2, "overlap": 1}, grace=SHORT).join().train(9)
     assert counted_weight(url, leaves) == 3
 
