@@ -30,6 +30,7 @@ OF_OTHERS = {
     "mxnet/server.py": {"_set_updater"},
     "mxnet/trainer/trainer.py": {"_stype"},
     "torch/algorithms/optimizer.py": {"_wrapped_by_lr_sched"},
+    "torch/ddp.py": {"_C", "_current_graph_task_id"},
     "torch/algorithms/state.py": {"_version"},
     "torch/optimizer/distributed.py": {"_execution_engine", "_version"},
     "torch/integrations/accelerate.py": {"_custom_objects"},
