@@ -597,7 +597,7 @@ def test_auto_chooses_h_and_the_compressor():
 
 
 def _refuses_another_optimizer(state, given):
-    wrong = {**given, "optimizer": _with_groups([1])}
+    wrong = {**given, "entries": [], "optimizer": _with_groups([1])}
     raised(ValueError, "sizes of the optimizer's groups", lambda: state.load_state_dict(wrong))
     assert state.automatic.undecided and state.options["every"] == "auto"
 
