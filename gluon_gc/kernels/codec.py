@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
-from contextlib import suppress
 from functools import cached_property
 from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
@@ -27,8 +25,6 @@ from .library import (
 )
 from .stream import position
 
-_LARGE = 2**20  # bytes
-
 Layout = Dict[str, Tuple[Tuple[int, ...], str]]
 """Shape and dtype of arrays, by name."""
 
@@ -50,18 +46,9 @@ class State(NamedTuple):
 
 
 def aligned_zeros(n: int, dtype: Any) -> np.ndarray:
-    """Zeros at a multiple of 64 bytes: workspaces need it, and states are then written faster.
-
-    Large arrays are in huge pages if the system has some. NumPy asks for them from 4 MiB on only.
-    """
-    size = n * np.dtype(dtype).itemsize
-    if size >= _LARGE:
-        memory = mmap.mmap(-1, size)
-        with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return np.frombuffer(memory, dtype)
-    data = np.zeros(size + 64, np.uint8)
-    return data[-data.ctypes.data % 64 :][:size].view(dtype)
+    """Zeros at a multiple of 64 bytes: workspaces need it, and states are then written faster."""
+    data = np.zeros(n * np.dtype(dtype).itemsize + 64, np.uint8)
+    return data[-data.ctypes.data % 64 :][: data.size - 64].view(dtype)
 
 
 def as_text(options: Mapping[str, Any]) -> str:
