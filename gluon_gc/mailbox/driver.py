@@ -320,6 +320,7 @@ class _Lane:
         # Those of the last contribution, and of the last one that counted.
         self._samples = self._counted_samples = 0.0
         self._steps = self.counted_steps = 0
+        self._of_uncounted = 0.0, 0  # the samples and steps of `uncounted`
         self._contributed: Contribution | None = None  # to the round under way
         self._has_restarted = False  # while the round was under way
 
@@ -398,14 +399,19 @@ class _Lane:
         made, self._made = self._made, {}
         if not made:
             return  # it has only joined
-        if outcome.counted or (outcome.nonfinite and not self.uncounted):  # a NaN undoes its steps
-            self._counted_samples, self.counted_steps = self._samples, self._steps
         if outcome.counted:
             self.uncounted, self.counted = {}, {} if restarted else made
+            self._of_uncounted = 0.0, 0
+        if outcome.counted or outcome.nonfinite:  # a NaN undoes the steps since
+            samples, steps = self._of_uncounted
+            self._counted_samples, self.counted_steps = self._samples - samples, self._steps - steps
+        if outcome.counted:
             return
         self.participant.packing.take_back()
         if restarted and not outcome.nonfinite:
             self.uncounted, self.counted = self._due(made), {}
+            steps = self._steps - self.counted_steps
+            self._of_uncounted = self._samples - self._counted_samples, steps
 
     def restart(self) -> None:
         """Note that a NaN has undone the changes in the parameters."""
