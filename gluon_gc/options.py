@@ -70,7 +70,8 @@ class WithOptions:
     @classmethod
     def missing(cls, given: Collection[str]) -> str:
         """The first option that must be given and is not; "": there is none."""
-        return next((key for key in cls.keys() if key not in {*given, *cls.defaults()}), "")
+        known = {*given, *cls.defaults()}
+        return next((key for key in cls.keys() if key not in known), "")
 
 
 def number_of(text: str) -> Any:

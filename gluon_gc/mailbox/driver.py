@@ -255,8 +255,8 @@ class MailboxDriver(Driver):
         """
         parameters = self._front_end.parameters()
         for kind, lane in self._lanes.items():
-            for outcome in lane.last_outcomes():
-                self._apply(kind, outcome, answers=False)
+            if not lane.is_idle:
+                self._apply(kind, lane.last_outcome(), answers=False)
         for kind, lane in self._lanes.items():
             lane.leave(
                 {
@@ -379,14 +379,12 @@ class _Lane:
             wait([self._under_way], _POLL)
         return self.finished()
 
-    def last_outcomes(self) -> Iterator[Outcome]:
+    def last_outcome(self) -> Outcome:
         """Wait until the round under way ends, and hand it over without averages that follow."""
-        while not self.is_idle:
-            ended = self._under_way
-            if ended.exception() is None and ended.result().is_last:
-                yield ended.result()
-            else:
-                yield self.participant.hand_over(self._contributed)
+        ended = self._under_way
+        if ended.exception() is None and ended.result().is_last:
+            return ended.result()
+        return self.participant.hand_over(self._contributed)
 
     def settle(self, outcome: Outcome, restarted: bool) -> None:
         """Note the outcome, and whether the parameters have restarted from the anchor."""

@@ -181,7 +181,7 @@ class Participant:
         self.leave()  # others that leave need not wait for this worker to decide
         result, nonfinite = self._result_of_others(number), header["nonfinite"]
         counted = not nonfinite and (result is None or worker in _workers(result))
-        if result is not None and worker not in {*_workers(result), *result["excluded"]}:
+        if result is not None and not _lists(result, worker):
             self._late.append(objects.payload_name(self.kind, number, worker))
         if is_new and not counted:
             self._skip_decided()
@@ -218,7 +218,6 @@ class Participant:
         `following` returns the others. `state` is the state after the last average, if `saves` was
         True.
         """
-        self._sent = None
         self._require_same_run()
         if state is not None:
             self._begin_to_save(state)
@@ -227,7 +226,7 @@ class Participant:
         result = self._result_of_open_round()
         self._results.append(result)
         self._counted = self.settings.worker in _workers(result)
-        self._note_late(self._counted or self.settings.worker in result["excluded"])
+        self._note_late(_lists(result, self.settings.worker))
         self.meter.steps += 1
         return self.following()
 
@@ -320,9 +319,7 @@ class Participant:
         self._got[payload.digest] = payload
         logger.debug("%s: round %d begins", self.kind, self.round)
         self._sent = header, data
-        began = time.monotonic()
         self._upload(name, data)
-        self._put_seconds = time.monotonic() - began
         late, self._late = self._late, []
         self._store.delete(late)  # nobody waits for them any more, and clean-up may have passed
         meter.pushed_bytes += len(data)
@@ -330,11 +327,13 @@ class Participant:
         return packed.nonfinite
 
     def _upload(self, name: str, data: bytes) -> None:
-        self.uploads_until = time.monotonic() + upload_seconds(len(data))
+        began = time.monotonic()
+        self.uploads_until = began + upload_seconds(len(data))
         try:
             self._store.put(name, data)
         finally:
             self.uploads_until = time.monotonic()
+            self._put_seconds = self.uploads_until - began
 
     def _result_of_open_round(self) -> Header:
         """Wait for the result of the open round, or write it."""
@@ -606,3 +605,8 @@ class Participant:
 
 def _workers(result: Header) -> list[str]:
     return [entry["worker"] for entry in result["counted"]]
+
+
+def _lists(result: Header, worker: str) -> bool:
+    """Whether a worker's payload was there in time, damaged or not."""
+    return worker in {*_workers(result), *result["excluded"]}

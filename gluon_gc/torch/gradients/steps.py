@@ -145,7 +145,6 @@ class GradientSteps:
         self._optimizer, self._momentum = optimizer, momentum
         self._on_nonfinite = on_nonfinite if grad_scaler is None else "propagate"
         self._grad_scaler = grad_scaler
-        self._skips = grad_scaler is not None or on_nonfinite != "propagate"  # NaNs and infinities
         self.count = 0  # the steps so far, without those whose averages no optimizer applied
         self.shadows = False  # only other workers make this step: this one only exchanges zeros
         self._begun = 0
@@ -284,7 +283,8 @@ class GradientSteps:
         """See `CompressionState.average`. A step has begun."""
         present = [name for name in gradients if name not in absent]
         loss_scale, step = self._loss_scale, self.count
-        shadows, nonfinite = self.shadows, self._nonfinite if self._skips else ()
+        skips = self._grad_scaler is not None or self._on_nonfinite != "propagate"
+        shadows, nonfinite = self.shadows, self._nonfinite if skips else ()
         compression, continued = self.compression, self._continued
         lane, finish_report = compression.lane, None
         if self.reporter is not None:

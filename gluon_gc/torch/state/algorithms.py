@@ -172,8 +172,11 @@ def _renamed(state: AlgorithmState, given: Any) -> Any:
         "tensors": state_dicts.renamed_parameters(given["tensors"], here),
         "weights": state_dicts.renamed(given["weights"], here),
         **{
-            key: {kind: state_dicts.renamed(values, here) for kind, values in kinds.items()}
-            for key, kinds in ((key, given.get(key, {})) for key in ("state", "residuals"))
+            key: {
+                kind: state_dicts.renamed(values, here)
+                for kind, values in given.get(key, {}).items()
+            }
+            for key in ("state", "residuals")
         },
     }
 

@@ -69,9 +69,14 @@ def test_workers_that_lag_join_late_or_have_a_nan_lose_nothing(url, workers):
     assert "parameter onebit.weight has a NaN or an infinity" in excluded[0][names[late]]
     message = f"leaves out worker {names[late]}: parameter onebit.weight has a NaN"
     assert all(message in worker.log for worker in alive)
-    # The samples of the steps that a NaN undid have no weight.
-    payloads = [r.payloads[names[late]] for r in replay.rounds if names[late] in r.payloads]
-    undone = sum(p.header["weight"] for p in payloads if p.header["nonfinite"])
+    # The samples of the steps that a NaN undid have no weight, but those of a late payload before.
+    undone = uncounted = 0
+    for each in (r for r in replay.rounds if names[late] in r.payloads):
+        header = each.payloads[names[late]].header
+        if header["nonfinite"]:
+            undone += header["weight"] - uncounted
+        else:
+            uncounted = 0 if names[late] in each.names else header["weight"]
     entries = [e for r in counted[late] for e in r.counted if e["worker"] == names[late]]
     weights = sum(entry["weight"] for entry in entries)
     assert weights == entries[-1]["steps"] - undone

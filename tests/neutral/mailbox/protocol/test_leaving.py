@@ -14,7 +14,7 @@ import pytest
 from gluon_gc.mailbox import objects, patient_store, run
 from gluon_gc.mailbox.store import Store, StoreError
 
-from .workers import SHAPES, TIMEOUT, Member, counted, in_threads, read, results
+from .workers import SHAPES, TIMEOUT, Member, counted, in_threads, read, results, wait_for
 
 AT_ONCE, SHORT, LONG = 1e-9, 0.05, 60.0  # grace
 
@@ -189,13 +189,6 @@ def test_only_a_second_signal_ends_the_last_upload(url, signals, logged):
     assert (lost in logged.text) == (signals == 2)
     if signals == 1:
         assert weights(url, leaves) == {1: 7}
-
-
-def wait_for(happens):
-    end = time.monotonic() + TIMEOUT
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_worker_that_leaves_does_not_wait_for_the_averages_that_it_missed(url):

@@ -34,6 +34,7 @@ from .workers import (
     in_threads,
     read,
     results,
+    wait_for,
 )
 
 SHORT, LONG = 0.1, 1000.0  # seconds of grace
@@ -270,13 +271,6 @@ def test_training_goes_on_without_enough_workers_and_a_late_one_is_in_the_round(
         )
 
 
-def wait_for(happens):
-    end = time.monotonic() + TIMEOUT
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_worker_whose_payloads_come_too_late_is_told_and_leaves_none_behind(url, logged):
     late = Member(url, 0, grace=SHORT).join()
     member = Member(url, 1, grace=1e-9, keep=1).join()
@@ -498,7 +492,7 @@ def test_a_worker_that_missed_many_rounds_takes_the_newest_state(url):
     assert_equal(Member(url, 2).join().shared(), sleeper.shared())
 
 
-def test_a_worker_that_leaves_applies_the_rounds_that_it_missed(url):
+def test_a_worker_that_leaves_goes_on_to_the_open_round(url):
     options = {"every": 2, "overlap": 1}
     leaves = Member(url, 0, options, grace=1e-9).join().train(3)
     member = Member(url, 1, options, grace=1e-9).join().train(9)

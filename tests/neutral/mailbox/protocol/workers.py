@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -149,6 +150,13 @@ class Member(Worker):
     def changes(self):
         """The differences between the anchors and the parameters."""
         return {name: self.driver.state["anchor"][name] - x for name, x in self.values.items()}
+
+
+def wait_for(happens):
+    end = time.monotonic() + TIMEOUT
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def in_threads(*calls):

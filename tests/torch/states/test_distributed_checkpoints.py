@@ -52,6 +52,22 @@ def as_bytes(state):
     return box.getvalue()
 
 
+def as_entries(state):
+    return state.state_dict()
+
+
+def saved(params, algorithm, packed):
+    """Save a checkpoint after some steps. Return its folder, and the weights some steps later."""
+    folder = bps.broadcast_object(tempfile.mkdtemp())
+    net, optimizer, model, state = made(params, algorithm)
+    train(net, optimizer, model, range(5))
+    whole = {"net": net.state_dict(), "compression": {str(bps.rank()): packed(state)}}
+    dcp.save(whole, checkpoint_id=folder)
+    expected = train(net, optimizer, model, range(5, 8))
+    state.close()
+    return folder, expected
+
+
 @pytest.mark.parametrize(
     "params, algorithm",
     [
@@ -63,13 +79,7 @@ def as_bytes(state):
 )
 @on_workers(2)
 def test_a_state_that_is_saved_as_bytes_goes_on_bit_for_bit(params, algorithm):
-    folder = bps.broadcast_object(tempfile.mkdtemp())
-    net, optimizer, model, state = made(params, algorithm)
-    train(net, optimizer, model, range(5))
-    own = {str(bps.rank()): as_bytes(state)}
-    dcp.save({"net": net.state_dict(), "compression": own}, checkpoint_id=folder)
-    expected = train(net, optimizer, model, range(5, 8))
-    state.close()
+    folder, expected = saved(params, algorithm, as_bytes)
     net, optimizer, model, state = made(params, algorithm)
     given = {"net": net.state_dict(), "compression": {str(bps.rank()): b""}}
     dcp.load(given, checkpoint_id=folder)
@@ -83,13 +93,9 @@ def test_a_state_that_is_saved_as_bytes_goes_on_bit_for_bit(params, algorithm):
 @pytest.mark.parametrize("params, algorithm", [(ONEBIT, None), (SIGNS, LOCAL_STEPS)])
 @on_workers(2)
 def test_entries_that_a_new_state_lacks_are_missed_by_name(params, algorithm):
-    folder = bps.broadcast_object(tempfile.mkdtemp())
-    net, optimizer, model, state = made(params, algorithm)
-    train(net, optimizer, model, range(5))
+    folder, _ = saved(params, algorithm, as_entries)
+    net, _, _, state = made(params, algorithm)
     key = str(bps.rank())
-    dcp.save({"compression": {key: state.state_dict()}}, checkpoint_id=folder)
-    state.close()
-    net, optimizer, model, state = made(params, algorithm)
     given = {"compression": {key: state.state_dict()}}
     dcp.load(given, checkpoint_id=folder)
     before = flat(net)
@@ -101,19 +107,13 @@ def test_entries_that_a_new_state_lacks_are_missed_by_name(params, algorithm):
 
 @on_workers(2)
 def test_entries_that_are_saved_can_be_converted():
-    folder = bps.broadcast_object(tempfile.mkdtemp())
-    net, optimizer, model, state = made(ONEBIT, None)
-    train(net, optimizer, model, range(5))
-    own = {str(bps.rank()): state.state_dict()}
-    dcp.save({"net": net.state_dict(), "compression": own}, checkpoint_id=folder)
-    expected = train(net, optimizer, model, range(5, 8))
-    state.close()
+    folder, expected = saved(ONEBIT, None, as_entries)
     net, optimizer, model, state = made(ONEBIT, None)
     file = f"{folder}/{bps.rank()}.pt"
     dcp_to_torch_save(folder, file)
-    saved = torch.load(file, weights_only=True)
-    net.load_state_dict(saved["net"])
-    state.load_state_dict(saved["compression"][str(bps.rank())])
+    whole = torch.load(file, weights_only=True)
+    net.load_state_dict(whole["net"])
+    state.load_state_dict(whole["compression"][str(bps.rank())])
     assert torch.equal(train(net, optimizer, model, range(5, 8)), expected)
     state.close()
 
@@ -121,15 +121,10 @@ def test_entries_that_are_saved_can_be_converted():
 @on_workers(2)
 def test_a_checkpoint_in_place_keeps_weights_and_anchors_apart():
     """Right after a round they are equal here, but not in the checkpoint."""
-    folder = bps.broadcast_object(tempfile.mkdtemp())
-    net, optimizer, model, state = made(SIGNS, LOCAL_STEPS)
-    train(net, optimizer, model, range(5))
-    key = str(bps.rank())
-    dcp.save({"compression": {key: state.state_dict()}}, checkpoint_id=folder)
-    expected = train(net, optimizer, model, range(5, 8))
-    state.close()
+    folder, expected = saved(SIGNS, LOCAL_STEPS, as_entries)
     net, optimizer, model, state = made(SIGNS, LOCAL_STEPS)
     train(net, optimizer, model, range(2))
+    key = str(bps.rank())
     given = {"compression": {key: state.state_dict()}}
     dcp.load(given, checkpoint_id=folder)
     state.load_state_dict(given["compression"][key])
