@@ -156,7 +156,7 @@ class Lane:
         self._of_tensor: dict[str, list[ExchangedChunk]] = {}
         self._tensors: dict[str, DeclaredTensor] = {}
         self._loads = [0] * exchange.workers  # bytes by owner
-        self._kept: set[tuple[int, tuple[str, ...]]] = set()  # the keys of its transfers
+        self._kept: set[tuple[int, tuple[str, ...], Any]] = set()  # the keys of its transfers
 
     def declare(
         self, tensors: Sequence[DeclaredTensor], minimum: int | None = None, about: Facts = ()
@@ -351,20 +351,14 @@ class Lane:
 
     def start(self, request: Request, done: Done) -> None:
         """Start to exchange dense tensors. `done` is called on another thread at the end."""
-        names, device = tuple(request.values.names), request.values.device
-        for name in names:
-            declared_device = self._tensors[name].device
-            if declared_device != device:
-                raise ValueError(
-                    f"tensor '{name}' is on {device}, but was on {declared_device} when its "
-                    "compression was set up"
-                )
-        self.exchange.start(request, self._transfers(names), done)
+        names = tuple(request.values.names)
+        self.exchange.start(request, self._transfers(names, request.values.device), done)
 
-    def _transfers(self, names: tuple[str, ...]) -> list[Stages]:
+    def _transfers(self, names: tuple[str, ...], device: Any) -> list[Stages]:
         """Return the transfers of tensors that are exchanged in one job."""
-        transfers, key = self.exchange.transfers, (self._number, names)
+        transfers, key = self.exchange.transfers, (self._number, names, device)
         if key not in self._kept:
+            self._require_device(names, device)
             old_keys = [old for old in self._kept if not set(names).isdisjoint(old[1])]
             transfers.drop(old_keys)
             self._kept.difference_update(old_keys)
@@ -372,6 +366,15 @@ class Lane:
         return transfers.of(
             key, lambda: transfers.made([c for name in names for c in self._of_tensor[name]])
         )
+
+    def _require_device(self, names: Iterable[str], device: Any) -> None:
+        for name in names:
+            declared_device = self._tensors[name].device
+            if declared_device != device:
+                raise ValueError(
+                    f"tensor '{name}' is on {device}, but was on {declared_device} when its "
+                    "compression was set up"
+                )
 
     def close(self) -> None:
         """Forget the transfers. They are made again when needed."""

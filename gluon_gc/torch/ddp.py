@@ -4,7 +4,8 @@ This module must not import annotations from __future__: DDP compares the annota
 types, not with strings.
 """
 
-from typing import Callable, Collection, List
+import itertools
+from typing import Callable, Collection, List, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -57,11 +58,7 @@ def _averaged(
     parameters = bucket.parameters()
     if buffer.is_sparse:
         return _sparse(state, parameters[0], buffer, begins)
-    slices = buffer.split([staging.real_numel(parameter) for parameter in parameters])
-    gradients = {
-        state.name_of(p): values if p.is_contiguous() else _strided_as(p, values)
-        for p, values in zip(parameters, slices)
-    }
+    gradients = _gradients(state, parameters, buffer)
     computed = _computed(state, gradients, begins)
     absent = gradients.keys() - computed
     # The buffer has averages of an earlier backward pass, if they are still in use.
@@ -77,6 +74,25 @@ def _averaged(
         return buffer
 
     return state.average(gradients, begins, absent).then(averages)
+
+
+def _gradients(
+    state: CompressionState, parameters: Sequence[torch.Tensor], buffer: torch.Tensor
+) -> Mapping[str, torch.Tensor]:
+    """Return the gradients of these parameters in a bucket's buffer, by name."""
+    ids = tuple(map(id, parameters))
+    slices = state.bucket_slices.get(ids)
+    if slices is None:
+        names, sizes = map(state.name_of, parameters), map(staging.real_numel, parameters)
+        ends = list(itertools.accumulate(sizes))
+        slices = state.bucket_slices[ids] = dict(zip(names, map(slice, [0, *ends], ends)))
+    parts = staging.Parts(buffer, slices)
+    if all(map(torch.Tensor.is_contiguous, parameters)):
+        return parts
+    return {
+        name: values if parameter.is_contiguous() else _strided_as(parameter, values)
+        for parameter, (name, values) in zip(parameters, parts.items())
+    }
 
 
 def _computed(state: CompressionState, names: Collection[str], begins: bool) -> Collection[str]:

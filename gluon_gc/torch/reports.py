@@ -205,7 +205,7 @@ class GradientReporter(ExchangeReporter, StepObserver):
 
     def __init__(self, state: CompressionState, make_settings: Callable[[], Settings]) -> None:
         self._gradients, self._parameters = state.gradients, state.parameters
-        self._observed = set(state.parameters.values())
+        self._observed = set(map(id, state.parameters.values()))
         ExchangeReporter.__init__(self, make_settings)
         StepObserver.__init__(self)
 

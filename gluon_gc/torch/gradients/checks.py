@@ -84,7 +84,7 @@ class HookCheck(StepObserver):
             return
         if state.exchange.workers == 1 and state.momentum is None:
             return  # nothing is lost: such a script makes no DistributedDataParallel
-        if not steps_any(optimizer, set(state.parameters.values())):
+        if not steps_any(optimizer, set(map(id, state.parameters.values()))):
             return
         # A DistributedDataParallel that has the state steps in no_sync.
         if not any(
@@ -109,13 +109,13 @@ class OptimizerCheck(StepObserver):
 
     def __init__(
         self,
-        names: Mapping[torch.Tensor, str],
+        parameters: Mapping[str, torch.Tensor],
         compression: GradientCompression,
         optimizer: Optimizer,
         skips: bool,
     ) -> None:
         super().__init__()
-        self._names, self._compression = names, compression
+        self._parameters, self._compression = parameters, compression
         self._optimizer, self._skips = optimizer, skips
         self._averaged = False  # whether there are averages that this optimizer will apply
         # The number of groups of each optimizer that steps none of the parameters.
@@ -133,16 +133,20 @@ class OptimizerCheck(StepObserver):
             self._averaged = False
             return
         exempted = () if self._skips else self._compression.without_momentum
-        affected = {p for p, name in self._names.items() if name not in exempted}
-        parameters = [p for group in groups for p in group["params"] if p in affected]
-        if not parameters:
+        stepped = {id(p) for group in groups for p in group["params"]}
+        affected = {
+            name: parameter
+            for name, parameter in self._parameters.items()
+            if name not in exempted and id(parameter) in stepped
+        }
+        if not affected:
             self._harmless[optimizer] = len(groups)
             return
-        own = {p for group in param_groups(self._optimizer) for p in group["params"]}
-        for parameter in parameters:
-            if parameter.grad is not None and (self._averaged or parameter not in own):
+        own = {id(p) for group in param_groups(self._optimizer) for p in group["params"]}
+        for name, parameter in affected.items():
+            if parameter.grad is not None and (self._averaged or id(parameter) not in own):
                 raise RuntimeError(
-                    f"parameter {self._names[parameter]} is stepped by another optimizer than that "
+                    f"parameter {name} is stepped by another optimizer than that "
                     "of its CompressionState, but compression applies momentum, or skips steps, "
                     "for that one only: make the state with the optimizer that steps all its "
                     "parameters, or leave out 'momentum' (and use another compressor than dgc) "
@@ -170,7 +174,7 @@ class WeightCheck(StepObserver):
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
         self._numbered = [(i, p) for i, p in enumerate(parameters.values(), 1) if p.numel()]
-        self._known = {parameter for _, parameter in self._numbered}
+        self._ids = {id(parameter) for _, parameter in self._numbered}
         self._sizes = [staging.real_numel(parameter) for _, parameter in self._numbered]
         self._step, self._averaged = 0, False
         self._read: Callable[[], torch.Tensor | None] = lambda: None
@@ -208,7 +212,7 @@ class WeightCheck(StepObserver):
         if self._outermost() is not optimizer:
             return
         self._outermost = lambda: None
-        if not self._averaged or not steps_any(optimizer, self._known):
+        if not self._averaged or not steps_any(optimizer, self._ids):
             return
         self._averaged = False
         sample = weight_samples.sample(self._step, self._sizes)

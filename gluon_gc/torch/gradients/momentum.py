@@ -121,13 +121,11 @@ class Momentum:
 
         `exempted` are the names of parameters whose compressor applies none.
         """
-        mu = self._current()
-        decays = {
-            parameter: group.get("weight_decay", 0.0)
-            for group in param_groups(self.optimizer)
-            for parameter in group["params"]
-        }
-        used = [(n, p) for n, p in parameters if p in decays and p.grad is not None]
+        mu, groups = self._current(), param_groups(self.optimizer)
+        decays = {id(p): g.get("weight_decay", 0.0) for g in groups for p in g["params"]}
+        if mu == self.mu and not any((exempted, self.state["weight_decay"], *decays.values())):
+            return
+        used = [(n, p) for n, p in parameters if p.grad is not None and id(p) in decays]
         if used and mu != self.mu:
             raise ValueError(
                 f"the optimizer's momentum was changed from {self.mu} to {mu} between backward and "
@@ -138,7 +136,7 @@ class Momentum:
             for name, parameter in used:
                 if name in exempted:
                     self._add_to_gradient(name, parameter.grad)
-                decay = decays[parameter]
+                decay = decays[id(parameter)]
                 if decay or name in self.state["weight_decay"]:
                     self._add_weight_decay(name, parameter, decay)
 

@@ -82,9 +82,12 @@ def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> N
                 )
 
 
-def steps_any(optimizer: Optimizer, parameters: Container[torch.Tensor]) -> bool:
-    """Return whether an optimizer has any of these parameters, in a set or as keys of a dict."""
-    return any(p in parameters for group in param_groups(optimizer) for p in group["params"])
+# Parameters are found by their id, because a tensor's hash is a function in Python.
+
+
+def steps_any(optimizer: Optimizer, ids: Container[int]) -> bool:
+    """Return whether an optimizer has any parameter with one of these ids."""
+    return any(id(p) in ids for group in param_groups(optimizer) for p in group["params"])
 
 
 def contained(optimizer: Optimizer) -> list[Optimizer]:

@@ -46,14 +46,14 @@ class ScaleWatch:
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], function: str) -> None:
-        self._parameters, self._function = set(parameters), function
+        self._ids, self._function = set(map(id, parameters)), function
         self._scales: weakref.WeakKeyDictionary[Optimizer, float] = weakref.WeakKeyDictionary()
         _report_steps()
         _watches.add(self)
 
     def stepping(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         """Compare the scale with that of the optimizer's last step."""
-        if not steps_any(optimizer, self._parameters):
+        if not steps_any(optimizer, self._ids):
             return
         scale = scaler.get_scale()
         before = self._scales.setdefault(optimizer, scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import (
     Any,
     Collection,
@@ -135,8 +136,7 @@ class CompressionState:
         if optimizer is None:
             require_no_momentum(compression_params, *(overrides or {}).values())
         self.parameters, self._frozen, self.aliases = named(named_parameters)
-        self._names = {parameter: name for name, parameter in self.parameters.items()}
-        require_single(self._names, distributed=False)
+        require_single(self.parameters.values(), distributed=False)
         mu, nesterov = momentum_of(optimizer)
         requested, has_nesterov = chosen_params(
             self.parameters, compression_params, overrides, mu, nesterov, optimizer, self.aliases
@@ -145,6 +145,8 @@ class CompressionState:
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, has_nesterov) if applies_momentum else None
         self._copied, self._groups, self.is_closed = None, (process_group, inner_group), False
+        # Where the gradients are in DDP's buckets, by name, for the ids of a bucket's parameters.
+        self.bucket_slices: dict[tuple[int, ...], dict[str, slice]] = {}
         # The scaler itself skips steps with a NaN. So the exchange must report them, not raise.
         action = on_nonfinite if grad_scaler is None else "skip"
         try:
@@ -181,6 +183,10 @@ class CompressionState:
         """The number of steps so far. A step does not count if no average of it was applied."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for name, parameter in self.parameters.items()}
+
     def name_of(self, parameter: torch.Tensor) -> str:
         """Return the name of a parameter.
 
@@ -189,7 +195,7 @@ class CompressionState:
         ValueError
             The parameter is not among named_parameters.
         """
-        name = self._names.get(parameter)
+        name = self._names.get(id(parameter))
         if name is None:
             shape = tuple(parameter.shape)
             raise ValueError(f"a parameter of shape {shape} is not among named_parameters")
@@ -343,7 +349,6 @@ class CompressionState:
             "parameters": self.parameters,
             "params": self.params,
             "aliases": self.aliases,
-            "_names": self._names,
             "_copied": self.state_dict(),
         }
 

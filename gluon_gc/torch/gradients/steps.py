@@ -85,6 +85,10 @@ class GradientCompression:
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
         compressed = [t.plan.params for t in tensors if travels_compressed(t.plan, minimum)]
         self.drawn = {name for name, params in self.params.items() if params.draws}  # at random
+        # Whose residuals follow the learning rate: names by the parameter's id.
+        self.follow_rates = {
+            id(self._parameters[n]): n for n, params in self.params.items() if params.follows_rates
+        }
         # Whether workers keep a residual or momentum for any gradient.
         self.keeps_state = any(params.keeps_state for params in compressed)
         self.without_momentum: set[str] = {  # their compressor applies no momentum
@@ -141,7 +145,6 @@ class GradientSteps:
         grad_scaler: torch.amp.GradScaler | None,
     ) -> None:
         self._parameters, self.compression = parameters, compression
-        self._names = {parameter: name for name, parameter in parameters.items()}
         self._optimizer, self._momentum = optimizer, momentum
         self._on_nonfinite = on_nonfinite if grad_scaler is None else "propagate"
         self._grad_scaler = grad_scaler
@@ -158,7 +161,7 @@ class GradientSteps:
         skips = self._on_nonfinite == "skip"
         self._optimizer_check: OptimizerCheck | None = None
         if momentum is not None or skips:
-            self._optimizer_check = OptimizerCheck(self._names, compression, optimizer, skips)
+            self._optimizer_check = OptimizerCheck(parameters, compression, optimizer, skips)
             self._at_close.callback(self._optimizer_check.leave)
         self.undo = Undo(parameters, self._take_back)
         self._at_close.callback(self.undo.leave)
@@ -178,7 +181,7 @@ class GradientSteps:
     def follow(self, averager: Averager) -> None:
         """Tell an averager of gradients and steps. It starts the exchanges."""
         self._averager, ready = averager, weakly(averager.ready)
-        for parameter in self._names:
+        for parameter in self._parameters.values():
             handle = parameter.register_post_accumulate_grad_hook(ready)
             self._at_close.callback(handle.remove)
 
@@ -267,12 +270,13 @@ class GradientSteps:
                 compression.lane.replace_momentum(name, staging.flat(buffer).cpu().numpy())
 
     def _current_rates(self) -> dict[str, float]:
-        """Return the learning rates of parameters that begin a step, by name."""
+        """Return the learning rates by name, of parameters that begin a step and follow them."""
         rates: dict[str, float] = {}
-        for group in param_groups(self._optimizer) if self._optimizer is not None else ():
+        names = self.compression.follow_rates
+        for group in param_groups(self._optimizer) if names else ():
             rate = float(group.get("lr") or 0.0)  # Adafactor's lr is None by default
             for parameter in group["params"]:
-                name = self._names.get(parameter)
+                name = names.get(id(parameter))
                 if name is not None and name not in self._continued:
                     rates[name] = rate
         return rates
@@ -281,7 +285,6 @@ class GradientSteps:
         self, gradients: Mapping[str, torch.Tensor], absent: Collection[str]
     ) -> Future[Collection[str]]:
         """See `CompressionState.average`. A step has begun."""
-        present = [name for name in gradients if name not in absent]
         loss_scale, step = self._loss_scale, self.count
         skips = self._grad_scaler is not None or self._on_nonfinite != "propagate"
         shadows, nonfinite = self.shadows, self._nonfinite if skips else ()
@@ -306,7 +309,8 @@ class GradientSteps:
             return Names(found.unused, staged)
 
         future: Future[Collection[str]] = future_on(staged.device)
-        stamp = self._stamp if present else _same
+        is_present = any(name not in absent for name in gradients)
+        stamp = self._stamp if is_present else _same
         request = Request(
             staged,
             divisor=loss_scale,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import weakref
 import zlib
 from contextlib import contextmanager
-from functools import partial
 from typing import (
     Any,
     Callable,
@@ -83,7 +82,7 @@ class Undo(StepObserver):
     ) -> None:
         super().__init__()
         self._parameters, self._take_back = parameters, take_back
-        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._averages: dict[str, _Average] = {}
         self._last: set[str] = set()  # all exchanged names of the last step
         self.digest = 0  # a 32-bit checksum of all names taken back so far, equal on all workers
@@ -92,7 +91,7 @@ class Undo(StepObserver):
         self._warned = self._excludes = False
         self._knows_all = in_use is None
         self._in_use = in_use or (lambda names: {name for name in names if self.keeps(name)})
-        self._task = -1  # the number of the backward pass whose end is awaited
+        self._task = [-1]  # the number of the backward pass whose end is awaited
         self._marked: dict[str, _Average] = {}  # that the step under way applies, as far as known
         self._closures = 0  # that are running
         self._shown: set[str] = set()  # averages that the step of the running closure may apply
@@ -151,9 +150,8 @@ class Undo(StepObserver):
         Averages that are `drawn` at random may. Others may if they are rounded. To look at all of
         them would take time, so these are the gradients that have been found as zeros before.
         """
-        for name, values in averages.items():
-            if name in self._averages and (name in drawn or name in self.unclear):
-                self._averages[name].zero = ~is_nonzero(values)
+        for name in averages.keys() & self._averages.keys() & self.unclear.union(drawn):
+            self._averages[name].zero = ~is_nonzero(averages[name])
 
     def waiting(self) -> tuple[list[str], bool]:
         """Return the names whose average is not applied, and whether they are the last step's all.
@@ -207,28 +205,33 @@ class Undo(StepObserver):
 
     def _hooks(self) -> list[Any]:
         """Register a hook before and one after backward adds to a gradient. They must be fast."""
-        this, touch, follow = weakref.ref(self), weakly(self._touch), weakly(self._follow)
-        current_task = torch._C._current_graph_task_id
+        touch, follow, current_task = (
+            weakly(self._touch),
+            weakly(self._follow),
+            torch._C._current_graph_task_id,
+        )
+        averages, computed, task = self._averages, self.computed, self._task
 
-        @untraced
-        def before(name: str, gradient: torch.Tensor) -> None:  # torch.autograd.grad calls it, too
-            undo = this()
-            if undo is not None and name in undo._averages:
-                touch(name)
+        def hooks_of(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+            @untraced
+            def before(gradient: torch.Tensor) -> None:  # torch.autograd.grad calls it, too
+                if name in averages:
+                    touch(name)
 
-        @untraced
-        def after(name: str, parameter: torch.Tensor) -> None:
-            undo = this()
-            if undo is not None:
-                undo.computed.add(name)
-                if undo._task != current_task():
+            @untraced
+            def after(parameter: torch.Tensor) -> None:
+                computed.add(name)
+                if task[0] != current_task():
                     follow()
 
-        parameters = self._parameters.items()
-        handles = [p.register_hook(partial(before, name)) for name, p in parameters]
-        if self._knows_all:
-            for name, p in parameters:
-                handles.append(p.register_post_accumulate_grad_hook(partial(after, name)))
+            return before, after
+
+        handles = []
+        for name, parameter in self._parameters.items():
+            before, after = hooks_of(name)
+            handles.append(parameter.register_hook(before))
+            if self._knows_all:
+                handles.append(parameter.register_post_accumulate_grad_hook(after))
         return handles
 
     def _touch(self, name: str) -> None:
@@ -238,7 +241,7 @@ class Undo(StepObserver):
 
     def _follow(self) -> None:
         """Call `delivered` at the end of this backward pass."""
-        self._task = torch._C._current_graph_task_id()
+        self._task[0] = torch._C._current_graph_task_id()
         # DistributedDataParallel delivers averages in a callback, which comes in between.
         queue = Variable._execution_engine.queue_callback
         queue(lambda: queue(self.delivered))
@@ -315,7 +318,7 @@ class Undo(StepObserver):
         changed: dict[str, torch.Tensor] = {}
         for group in param_groups(optimizer) if self._averages else ():
             for parameter in group["params"]:
-                name = self._names.get(parameter)
+                name = self._names.get(id(parameter))
                 average = self._averages.get(name)
                 if average is None or average.excluded or average.kept is False:
                     continue

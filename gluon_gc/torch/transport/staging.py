@@ -9,6 +9,8 @@ from typing import (
     Callable,
     ContextManager,
     Iterable,
+    Iterator,
+    KeysView,
     Mapping,
     Sequence,
 )
@@ -99,6 +101,25 @@ def wire_of(dtype: torch.dtype, fp16: bool) -> str:
     return "float16" if fp16 and dtype.itemsize > 2 else str(dtype).rpartition(".")[2]
 
 
+class Parts(Mapping[str, torch.Tensor]):
+    """Tensors that follow each other in a flat tensor. Views of them are made when needed."""
+
+    def __init__(self, whole: torch.Tensor, slices: Mapping[str, slice]) -> None:
+        self.whole, self.slices = whole, slices
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.whole[self.slices[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.slices)
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+    def keys(self) -> KeysView[str]:
+        return self.slices.keys()
+
+
 class Staged:
     """Tensors as `exchange.arrays.Values`.
 
@@ -111,6 +132,26 @@ class Staged:
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.names = tensors.keys()
+        self.memory: list[torch.Tensor] = []  # on a GPU: one tensor of each storage
+        if isinstance(tensors, Parts) and _is_working(tensors.whole):
+            self._share(tensors)
+        else:
+            self._stage(tensors)
+        self._order = gpu.Order(self.device, self.memory)
+
+    def _share(self, parts: Parts) -> None:
+        """Use the memory of a flat tensor."""
+        whole = parts.whole.data
+        self.device = whole.device
+        self._values, self._apart = Parts(whole, parts.slices), ()
+        begin, size = whole.data_ptr(), whole.itemsize
+        self._begins = {n: (begin + part.start * size, size) for n, part in parts.slices.items()}
+        if gpu.has_streams(self.device):
+            self.memory.append(whole)
+
+    def _stage(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Use the memory of each tensor, or of a copy in the form of the compressors."""
         devices = {tensor.device: name for name, tensor in tensors.items()}
         if len(devices) > 1:
             where = ", ".join(f"'{name}' on {device}" for device, name in devices.items())
@@ -118,17 +159,14 @@ class Staged:
                 f"tensors that are averaged together must be on one device, got {where}"
             )
         self.device = next(iter(devices), gpu.CPU)
-        self.names = tensors.keys()
         self._tensors = {name: tensor.data for name, tensor in tensors.items()}
         self._values = {name: _values(tensor) for name, tensor in self._tensors.items()}
         self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self._values.items()}
         # The tensors whose values are in other memory.
         self._apart = [n for n, t in self._tensors.items() if self._begins[n][0] != t.data_ptr()]
-        self.memory: list[torch.Tensor] = []  # on a GPU: one tensor of each storage
         if gpu.has_streams(self.device):
             both = (*self._tensors.values(), *self._values.values())
             self.memory += {t.untyped_storage().data_ptr(): t for t in both}.values()
-        self._order = gpu.Order(self.device, self.memory)
 
     def of(self, piece: Slice) -> torch.Tensor:
         """Return the values of a slice."""
@@ -160,10 +198,15 @@ class Staged:
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values in the form of the compressors."""
-    plain = tensor.dim() == 1 and tensor.dtype in _WORKING and not tensor.is_neg()
-    if plain and tensor.is_contiguous():
-        return tensor  # in nearly all steps
+    if _is_working(tensor):
+        return tensor
     return flat(tensor).to(working_dtype(real_dtype(tensor.dtype))).contiguous()
+
+
+def _is_working(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is in the form of the compressors."""
+    plain = tensor.dim() == 1 and tensor.dtype in _WORKING and not tensor.is_neg()
+    return plain and tensor.is_contiguous()
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
