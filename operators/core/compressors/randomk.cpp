@@ -28,14 +28,14 @@ using ElementBlocks = Blocks<16384>;
 // Writes momentum and stores p in the residual, for elements [begin, end). Returns 0, or NaN if an element of p is NaN
 // or infinite.
 template <typename T, typename Correct>
-T correct_range(const Correct& correct, std::size_t begin, std::size_t end, T* residual) {
+T correct_range(const Correct& correct, std::size_t begin, std::size_t end, const StateWriter<T>& residual) {
   Vec<T> checks = broadcast(T{0});
   sweep<group_elements>(begin, end, [=, &checks](std::size_t i, auto present) {
     Vec<T> group_checks = broadcast(T{0});
     for (std::size_t part = 0; part < group_elements / lanes; ++part) {
       const auto here = present.part(part);
       const Vec<T> p = correct(i + part * lanes, here);
-      if constexpr (Correct::has_residual) store(p, residual + i + part * lanes, here);
+      if constexpr (Correct::has_residual) residual(p, i + part * lanes, here);
       group_checks = group_checks + (p - p);
     }
     checks = checks + group_checks;
@@ -68,7 +68,7 @@ struct Randomk : KeepsResidual {
       if (state.momentum || state.residual) {
         const StoredResidual<T> residual{state.earlier_residual};
         check = with_correction(call.gradient, call.gradient_scale, state, residual, [=](const auto& correct) {
-          return correct_range(correct, begin, end, state.residual);
+          return correct_range(correct, begin, end, StateWriter<T>(state.earlier_residual, state.residual));
         });
       }
       const auto fetch = [=](std::size_t index) { p.prefetch(index); };

@@ -56,13 +56,26 @@ void for_each_tile(std::size_t begin, std::size_t end, Body body) {
   }
 }
 
-// A residual whose elements `quantise` prefetches for the next tile. So memory is busy in both loops over a tile.
+// The next tile. `quantise` prefetches it, because a loop over a tile is too short for the CPU's own prefetcher.
 template <typename T>
-struct TileResidual : StoredResidual<T> {
-  void prefetch(std::size_t) const {}
+struct NextTile {
+  NextTile(const Encoding<T>& call, std::size_t at)
+      : gradient(call.gradient + at),
+        momentum(call.momentum ? call.earlier_momentum + at : gradient),
+        residual(call.memory[0] ? call.earlier_memory[0] + at : gradient) {}
+
+  void prefetch(std::size_t i) const {
+    __builtin_prefetch(gradient + i);
+    __builtin_prefetch(momentum + i);
+    __builtin_prefetch(residual + i);
+  }
+
+  const T* const gradient;
+  const T* const momentum;
+  const T* const residual;
 };
 
-// What replaces the elements that are rounded: nothing, their decoded values, or what the decoded values lack.
+// What is kept of the elements that are rounded: nothing, their decoded values, or what these lack.
 enum class Result { none, values, losses };
 
 struct Blockwise : KeepsResidual {
@@ -80,7 +93,8 @@ struct Blockwise : KeepsResidual {
     const Rotation rotation(format.block);
     bool finite = true;
     T* const memory = call.memory[0];
-    const TileResidual<T> residual{{call.earlier_memory[0]}};
+    const StoredResidual<T> residual{call.earlier_memory[0]};
+    const StateWriter<T> writer(call.earlier_memory[0], memory);
     with_correction(call.gradient, call.gradient_scale, call.feedback(), residual, [&](const auto& correct) {
       ElementBlocks(n).run_parts(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
         Stream stream = call.stream;
@@ -88,7 +102,9 @@ struct Blockwise : KeepsResidual {
         for_each_tile(begin, end, [&](std::size_t at, std::size_t size) {
           T buffer[tile_elements], rotated[tile_elements];
           const bool whole = size == tile_elements;
-          T* const p = memory && whole ? memory + at : buffer;  // in place, for room in the first-level cache
+          T* const to = memory && whole ? memory + at : buffer;
+          T* const p = writer.past_caches ? buffer : to;  // in place, for room in the first-level cache
+          const StateWriter<T> losses(p, to);
           T* const x = format.hadamard ? rotated : p;
           const auto corrected = [=](std::size_t i, auto present) {
             const Vec<T> here = correct(at + i, present);
@@ -103,7 +119,7 @@ struct Blockwise : KeepsResidual {
             fill_up(p, size);
             measure_stored(rotation, p, size, x, scales);
           }
-          if (!encode(call, rotation, at, size, p, x, scales, stream)) {
+          if (!encode(call, rotation, at, size, p, x, losses, scales, stream)) {
             __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
           }
           if (memory && !whole) std::memcpy(memory + at, p, size * sizeof(T));
@@ -139,25 +155,25 @@ struct Blockwise : KeepsResidual {
                      : gluon_gc::measure<false>(at, format.block, blocks_of(size), levels, scales);
   }
 
-  // Writes the payload of a tile, and with feedback replaces its elements p by the residual. Rounds the elements x: p,
-  // or p rotated. There is room for tile_elements in p and x. Returns whether p is finite.
+  // Writes the payload of a tile and, with feedback, what its elements p lose. Rounds the elements x: p, or p rotated.
+  // There is room for tile_elements in p and x. Returns whether p is finite.
   template <typename T>
-  bool encode(const Encoding<T>& call, const Rotation& rotation, std::size_t at, std::size_t size, T* p, T* x,
-              const Scales<T>& scales, Stream& stream) const {
+  bool encode(const Encoding<T>& call, const Rotation& rotation, std::size_t at, std::size_t size, const T* p, T* x,
+              const StateWriter<T>& losses, const Scales<T>& scales, Stream& stream) const {
     const std::size_t blocks = blocks_of(size), padded = blocks * format.block;
     const bool finite = write_scales(call.payload, at / format.block, blocks, scales);
     T offsets[tile_elements];
     for (std::size_t i = 0; format.stochastic && i < padded; i += 64) draw_offsets(stream, offsets + i);
     std::uint8_t codes[tile_elements];
     const Result result = !call.memory[0] ? Result::none : format.hadamard ? Result::values : Result::losses;
-    const T* const next = (call.memory[0] ? call.earlier_memory[0] : call.gradient) + at + tile_elements;
-    quantise(result, x, offsets, scales, blocks, codes, next);
+    const NextTile<T> next(call, at + tile_elements);
+    quantise(result, x, offsets, losses, scales, blocks, codes, next);
     const std::size_t groups = groups_of(size);
     if (padded < groups * blockwise_group) std::memset(codes + padded, 0, groups * blockwise_group - padded);
     pack(codes, groups, format.bits, call.payload + at / blockwise_group * format.group_bytes());
     if (result != Result::values) return finite;
     for (std::size_t i = 0; i < padded; i += format.block) rotation.back(x + i);
-    for (std::size_t i = 0; i < padded; i += lanes) store(load(p + i, All{}) - load(x + i, All{}), p + i, All{});
+    for (std::size_t i = 0; i < padded; i += lanes) losses(load(p + i, All{}) - load(x + i, All{}), i, All{});
     return finite;
   }
 
@@ -172,16 +188,17 @@ struct Blockwise : KeepsResidual {
     return finite;
   }
 
-  // Rounds a tile's blocks x to codes, and replaces x by the result. Prefetches the next tile.
+  // Rounds a tile's blocks x to codes, and replaces x by the decoded values or writes the losses. Prefetches the next
+  // tile.
   template <typename T>
-  void quantise(Result result, T* x, const T* offsets, const Scales<T>& scales, std::size_t blocks,
-                std::uint8_t* codes, const T* next) const {
+  void quantise(Result result, T* x, const T* offsets, const StateWriter<T>& losses, const Scales<T>& scales,
+                std::size_t blocks, std::uint8_t* codes, const NextTile<T>& next) const {
     const auto run = [&](auto mode) {
       constexpr Mode known = decltype(mode)::value;
       switch (result) {
-        case Result::none: return quantise<known, Result::none>(x, offsets, scales, blocks, codes, next);
-        case Result::values: return quantise<known, Result::values>(x, offsets, scales, blocks, codes, next);
-        default: return quantise<known, Result::losses>(x, offsets, scales, blocks, codes, next);
+        case Result::none: return quantise<known, Result::none>(x, offsets, losses, scales, blocks, codes, next);
+        case Result::values: return quantise<known, Result::values>(x, offsets, losses, scales, blocks, codes, next);
+        default: return quantise<known, Result::losses>(x, offsets, losses, scales, blocks, codes, next);
       }
     };
     if (format.stochastic) return run(std::integral_constant<Mode, Mode::stochastic>());
@@ -191,15 +208,15 @@ struct Blockwise : KeepsResidual {
   }
 
   template <Mode mode, Result result, typename T>
-  void quantise(T* x, const T* offsets, const Scales<T>& scales, std::size_t blocks, std::uint8_t* codes,
-                const T* next) const {
+  void quantise(T* x, const T* offsets, const StateWriter<T>& losses, const Scales<T>& scales, std::size_t blocks,
+                std::uint8_t* codes, const NextTile<T>& next) const {
     const Rounding<T, mode> round(format);
     const std::size_t block = format.block;
     for (std::size_t index = 0; index < blocks; ++index) {
       const Vec<T> step = broadcast(scales.step[index]), low = broadcast(scales.low[index]),
                    inverse = broadcast(scales.inverse[index]);
       const auto round_at = [&](std::size_t i) {
-        __builtin_prefetch(next + i);
+        next.prefetch(i);
         const Vec<T> here = load(x + i, All{});
         Vec<T> place = (mode == Mode::centred ? here : here - low) * inverse;
         if constexpr (mode == Mode::stochastic) place = place + load(offsets + i, All{});
@@ -207,7 +224,7 @@ struct Blockwise : KeepsResidual {
         const Vec<T> product = (rounded - broadcast(round.whole)) * step;
         const Vec<T> value = mode == Mode::centred ? product : product + low;
         if constexpr (result == Result::values) store(value, x + i, All{});
-        if constexpr (result == Result::losses) store(here - value, x + i, All{});
+        if constexpr (result == Result::losses) losses(here - value, i, All{});
         return rounded;
       };
       for (std::size_t i = index * block; i < (index + 1) * block; i += 2 * lanes) {

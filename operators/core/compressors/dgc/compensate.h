@@ -42,7 +42,7 @@ struct Compensation {
     } else {
       constexpr bool nesterov = kind == Momentum::nesterov;
       const Vec<T> m = dgc_momentum<nesterov>(mu, load(earlier_momentum + i, present), g);
-      if constexpr (update) store(m, momentum + i, present);
+      if constexpr (update) momentum(m, i, present);
       return dgc_velocity<nesterov>(v, m, g);
     }
   }
@@ -50,7 +50,7 @@ struct Compensation {
   const T* const gradient;
   const Vec<T> scale, shortening, mu;
   const T* const earlier_momentum;
-  T* const momentum;
+  const StateWriter<T> momentum;
   const T* const earlier_velocity;
 };
 
@@ -69,8 +69,9 @@ auto with_compensation(const Encoding<T>& call, std::size_t n, const DgcConfig& 
   const T shortening = clips ? clipping(call, n, static_cast<T>(config.max_norm), sums) : T{1};
   const Vec<T> scale = broadcast(call.gradient_scale), shorter = broadcast(shortening), mu = broadcast(call.mu);
   const auto run = [=](auto kind) {
-    return sweep(Compensation<T, kind>{call.gradient, scale, shorter, mu, call.earlier_momentum,
-                                       call.momentum, call.earlier_memory[0]});
+    const StateWriter<T> momentum(call.earlier_momentum, call.momentum);
+    return sweep(Compensation<T, kind>{call.gradient, scale, shorter, mu, call.earlier_momentum, momentum,
+                                       call.earlier_memory[0]});
   };
   if (!call.momentum) return run(std::integral_constant<Momentum, Momentum::none>());
   if (!config.nesterov) return run(std::integral_constant<Momentum, Momentum::classic>());

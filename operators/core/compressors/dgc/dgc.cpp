@@ -60,7 +60,7 @@ struct Dgc : KeepsResidual {
     T* const accumulated = call.memory[0];
     const Corrected<T> v(nullptr, 0, {nullptr, nullptr, 0, nullptr, accumulated, 0});
     const auto found = with_compensation(call, n, config, workspace.sums, [&](const auto& compensate) {
-      const StateWriter<T> writer(accumulated, accumulated);
+      const StateWriter<T> writer(call.earlier_memory[0], accumulated);
       return find_candidates(compensate, v, n, writer, plan, workspace.candidates, call.threads);
     });
     const Velocity<T> velocity(accumulated, n, workspace, found, call.threads);
