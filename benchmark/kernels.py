@@ -30,7 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gluon_gc import kernels  # noqa: E402
-from gluon_gc.kernels.library import Call, StateAddresses, check  # noqa: E402
+from gluon_gc.kernels.library import Call, check  # noqa: E402
 
 SIZES = (64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
 THREADS = (1, 2)
@@ -84,6 +84,8 @@ def limit(name: str, *arrays: np.ndarray) -> Bench:
 class Coding(NamedTuple):
     """A call of a compressor on given arrays. Some compressors' speed depends on the values.
 
+    Two copies of the state take turns, as in an exchange: a call reads one and writes the other.
+
     Parameters
     ----------
     compressor : str
@@ -107,32 +109,40 @@ class Coding(NamedTuple):
         codec = kernels.Codec(self.compressor, self.options, n, isa=isa)
         payload = staggered(codec.compress(self.gradient[:n], codec.state(), START)[0])
         workspace = staggered(np.empty(codec.workspace_bytes + 64, np.uint8))
-        state = codec.state()
-        memory = [staggered(array) for array in state.memory]
         values = self.gradient if self.out is None else self.out
         arrays = dict(values=values, payload=payload, payloads=payload)
-        momentum = None if state.momentum is None else staggered(state.momentum)
-        call = Call(
-            codec=codec.handle,
-            scale=1,
-            ratio=1,
-            state=StateAddresses(
-                None if momentum is None else momentum.ctypes.data,
-                (ctypes.c_void_p * 2)(*(array.ctypes.data for array in memory)),
-            ),
-            position=START,
-            stride=payload.size,
-            count=1,
-            add=self.add,
-            workspace=workspace.ctypes.data + -workspace.ctypes.data % 64,
-            threads=threads,
-            **{name: array.ctypes.data for name, array in arrays.items()},
-        )
+        states = [_staggered_state(codec), _staggered_state(codec)]
+        addresses = [kernels.addresses(codec, state) for state in states]
+        calls = [
+            Call(
+                codec=codec.handle,
+                scale=1,
+                ratio=1,
+                state=state,
+                earlier=ctypes.pointer(earlier),
+                position=START,
+                stride=payload.size,
+                count=1,
+                add=self.add,
+                workspace=workspace.ctypes.data + -workspace.ctypes.data % 64,
+                threads=threads,
+                **{name: array.ctypes.data for name, array in arrays.items()},
+            )
+            for state, earlier in (addresses, reversed(addresses))
+        ]
         library = kernels.library
         entry = library.gluon_gc_compress if self.out is None else library.gluon_gc_decompress
-        keep = codec, workspace, momentum, memory, arrays  # the call has pointers into these
-        check(entry(ctypes.byref(call), 1))
-        return lambda keep=keep: entry(ctypes.byref(call), 1)
+        keep = codec, workspace, states, addresses, arrays  # the calls have pointers into these
+        for call in calls:
+            check(entry(ctypes.byref(call), 1))
+        turns = itertools.cycle(map(ctypes.byref, calls))
+        return lambda keep=keep: entry(next(turns), 1)
+
+
+def _staggered_state(codec: kernels.Codec) -> kernels.State:
+    state = codec.state()
+    momentum = None if state.momentum is None else staggered(state.momentum)
+    return kernels.State(momentum, tuple(map(staggered, state.memory)))
 
 
 def settings(n: int) -> dict[str, dict[str, Mapping[str, Any]]]:
@@ -153,7 +163,7 @@ def settings(n: int) -> dict[str, dict[str, Mapping[str, Any]]]:
 
 def codings(n: int, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[str, Coding, Bench]]:
     """Yield the name, the call and the limit of each compressor's calls."""
-    z, w = staggered(x), staggered(x)
+    z, w = staggered(np.tile(x, 2)), staggered(np.tile(x, 2))  # a state before and after a call
     reads, fills, adds = (
         limit("sum", x, np.empty(1, np.float32)),
         limit("fill", y),

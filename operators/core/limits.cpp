@@ -1,5 +1,6 @@
 #include "core/limits.h"
 
+#include "core/correction.h"
 #include "core/parallel.h"
 #include "core/vec.h"
 
@@ -62,19 +63,21 @@ void LimitKernels<isa>::add_constant(float* a, std::size_t n, int threads) {
 
 template <Isa isa>
 void LimitKernels<isa>::add(float* a, const float* b, std::size_t n, int threads) {
+  const StateWriter<float> write_a(a, a + n);
   for_each(n, threads, [=](std::size_t i, auto present) {
     prefetch_ahead(a + i);
     prefetch_ahead(b + i);
-    store(load(a + i, present) + load(b + i, present), a + i, present);
+    write_a(load(a + i, present) + load(b + i, present), i, present);
   });
 }
 
 template <Isa isa>
 void LimitKernels<isa>::add_twice(float* a, float* b, const float* c, std::size_t n, int threads) {
+  const StateWriter<float> write_a(a, a + n), write_b(b, b + n);
   for_each(n, threads, [=](std::size_t i, auto present) {
     const Vec<float> x = load(c + i, present);
-    store(load(a + i, present) + x, a + i, present);
-    store(load(b + i, present) + x, b + i, present);
+    write_a(load(a + i, present) + x, i, present);
+    write_b(load(b + i, present) + x, i, present);
   });
 }
 
