@@ -26,7 +26,7 @@ NOT_HERE = {  # the missing requirements of commands that tests cannot run
     r"(run|worker)\.sh\b": "several machines",
     r"bpslaunch (?!--local)": "several machines",
     r"~/data/": "the real data",
-    r"made/mnist5k|--logging-file onebit": "40 s; other commands here train the same examples",
+    r"made/(mnist5k|cifar100)|--logging-file onebit": "40 s; others train the same examples",
     r"BYTEPS_TRACE_ON=1": "README.md's command for MNIST without traces, which test_trace.py makes",
     r"language_model/train\.py": "has tests of its own, in test_language_model.py",
     r"make demo|digits/compare\.py": "has tests of its own, here and in test_digits.py",
