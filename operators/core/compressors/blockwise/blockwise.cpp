@@ -75,7 +75,7 @@ struct NextTile {
   const T* const residual;
 };
 
-// What is kept of the elements that are rounded: nothing, their decoded values, or what these lack.
+// What `quantise` keeps of the elements: nothing, their decoded values, or what these lack.
 enum class Result { none, values, losses };
 
 struct Blockwise : KeepsResidual {
