@@ -55,6 +55,8 @@ def _averaged(
 ) -> torch.futures.Future[torch.Tensor]:
     """Implement `compression_hook`."""
     buffer, begins = bucket.buffer(), bucket.index() == 0
+    if begins:
+        state.require_usable()
     parameters = bucket.parameters()
     if buffer.is_sparse:
         return _sparse(state, parameters[0], buffer, begins)
@@ -81,11 +83,12 @@ def _gradients(
 ) -> Mapping[str, torch.Tensor]:
     """Return the gradients of these parameters in a bucket's buffer, by name."""
     ids = tuple(map(id, parameters))
-    slices = state.bucket_slices.get(ids)
+    kept = state.gradients.bucket_slices
+    slices = kept.get(ids)
     if slices is None:
         names, sizes = map(state.name_of, parameters), map(staging.real_numel, parameters)
         ends = list(itertools.accumulate(sizes))
-        slices = state.bucket_slices[ids] = dict(zip(names, map(slice, [0, *ends], ends)))
+        slices = kept[ids] = dict(zip(names, map(slice, [0, *ends], ends)))
     parts = staging.Parts(buffer, slices)
     if all(map(torch.Tensor.is_contiguous, parameters)):
         return parts

@@ -339,6 +339,9 @@ def test_copies_say_what_they_are():
         assert same(copied.state_dict()["arrays"], saved["arrays"]) and copied.steps == 2
         said = "this is a copy of a CompressionState"
         raised(RuntimeError, said, lambda m=copied: m.average({}))
+        model = DistributedDataParallel(Net())
+        model.register_comm_hook(copied, bps.compression_hook)
+        raised(RuntimeError, said, lambda m=model: loss_of(m, 0).backward())
     train(net, optimizer, ddp, [2])  # the original is still usable
     other = wrapped(ONEBIT)
     other[3].load_state_dict(copied.state_dict())

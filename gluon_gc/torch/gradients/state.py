@@ -145,8 +145,6 @@ class CompressionState:
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, has_nesterov) if applies_momentum else None
         self._copied, self._groups, self.is_closed = None, (process_group, inner_group), False
-        # Where the gradients are in DDP's buckets, by name, for the ids of a bucket's parameters.
-        self.bucket_slices: dict[tuple[int, ...], dict[str, slice]] = {}
         # The scaler itself skips steps with a NaN. So the exchange must report them, not raise.
         action = on_nonfinite if grad_scaler is None else "skip"
         try:

@@ -153,6 +153,8 @@ class GradientSteps:
         self._begun = 0
         self.rates, self._ratios = LearningRates(), {}  # by parameter name
         self._nonfinite: list[str] = []  # names of parameters, in the last step
+        # Where the gradients are in DDP's buckets, by name, for the ids of a bucket's parameters.
+        self.bucket_slices: dict[tuple[int, ...], dict[str, slice]] = {}
         self._stamp, self._loss_scale = _same, 1.0
         self._continued: set[str] = set()  # names whose last average is in the gradients
         self._at_close = ExitStack()

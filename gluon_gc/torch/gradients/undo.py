@@ -91,7 +91,7 @@ class Undo(StepObserver):
         self._warned = self._excludes = False
         self._knows_all = in_use is None
         self._in_use = in_use or (lambda names: {name for name in names if self.keeps(name)})
-        self._task = [-1]  # the number of the backward pass whose end is awaited
+        self._task = [-1]  # the backward pass whose end is awaited, in a list that hooks share
         self._marked: dict[str, _Average] = {}  # that the step under way applies, as far as known
         self._closures = 0  # that are running
         self._shown: set[str] = set()  # averages that the step of the running closure may apply
