@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from .. import env
@@ -105,6 +105,7 @@ class Store:
             client = self._client(view.nbytes)
             try:
                 obstore.put(client, name, content, mode=mode, use_multipart=False)
+                self._require_folder()  # it may have gone meanwhile
             except AlreadyExistsError as error:
                 if not create or _is_conflict(error):
                     raise
@@ -113,12 +114,15 @@ class Store:
 
     def get(self, name: str) -> bytes | None:
         """Read an object. Return None if it does not exist."""
-        with self._errors("get", name):
+
+        def read() -> bytes | None:
             try:
                 return obstore.get(self._client(), name).bytes().to_bytes()
             except FileNotFoundError:
-                self._require_folder()
                 return None
+
+        with self._errors("get", name):
+            return self._unless_away(read)
 
     def get_kept(self, name: str) -> bytes:
         """Read an object that nobody removes. AwayError if it is missing."""
@@ -130,15 +134,17 @@ class Store:
     def list(self, prefix: str) -> list[Entry]:
         """Return all objects in a folder such as "a/b/" and in its sub-folders, sorted by name."""
         with self._errors("list", prefix):
-            found = obstore.list(self._client(), prefix or None).collect()
-            if not found:
-                self._require_folder()
+            client, path = self._client(), prefix or None
+            found = self._unless_away(lambda: obstore.list(client, path).collect())
         return sorted(Entry(each["path"], each["size"], each["last_modified"]) for each in found)
 
     def folders(self, prefix: str) -> list[str]:
         """Return the names of the direct sub-folders of a folder, sorted."""
         with self._errors("list", prefix):
-            found = obstore.list_with_delimiter(self._client(), prefix or None)["common_prefixes"]
+            client, path = self._client(), prefix or None
+            found = self._unless_away(
+                lambda: obstore.list_with_delimiter(client, path)["common_prefixes"]
+            )
         return sorted(path.rpartition("/")[2] for path in found)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -187,6 +193,16 @@ class Store:
                 f"{self.url}: '{bucket}' cannot create an object only if it is absent, which a "
                 f"mailbox needs: {problem}"
             )
+
+    def _unless_away(self, read: Callable[[], Any]) -> Any:
+        """Return the result of `read`. If it is empty, the folder was there before and after."""
+        found = read()
+        if not found and self._folder and self.kept:
+            self._require_folder()
+            found = read()  # the folder may have come back after the first time
+            if not found:
+                self._require_folder()
+        return found
 
     def _require_folder(self) -> None:
         if self._folder and self.kept and not os.path.exists(f"{self._folder}/{self.kept}"):

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gluon_gc.mailbox.store import Store, StoreError
+from gluon_gc.mailbox.store import AwayError, Store, StoreError
 from tests.processes import clean_environ
 
 from .stores import Message, refusal
@@ -295,6 +295,37 @@ def test_a_missing_folder_is_created_by_path_and_by_url(tmp_path, monkeypatch):
     assert Store("a/b c#%20").url == (tmp_path / "a" / "b c#%20").as_uri()
     assert Store(Store("a/b c#%20").url).get("job") == b"0"
     assert Store(f"file://{tmp_path}/w/").url == f"file://{tmp_path}/w"
+
+
+@pytest.mark.parametrize(
+    "read, expected",
+    [
+        (lambda store: store.get("a/b"), b"1"),
+        (lambda store: [entry.name for entry in store.list("a/")], ["a/b"]),
+        (lambda store: store.folders(""), ["a"]),
+    ],
+    ids=["get", "list", "folders"],
+)
+def test_what_is_in_a_folder_that_comes_back_during_a_request_is_found(
+    tmp_path, monkeypatch, read, expected
+):
+    folder, away = tmp_path / "run", tmp_path / "away"
+    store = Store(str(folder))
+    for name, data in (("job", b"0"), ("a/b", b"1")):
+        store.put(name, data)
+    store.kept = "job"
+    folder.rename(away)
+    with pytest.raises(AwayError, match="object 'job' is missing"):
+        read(store)
+    exists = os.path.exists
+
+    def comes_back(path):
+        if away.is_dir():
+            away.rename(folder)
+        return exists(path)
+
+    monkeypatch.setattr(os.path, "exists", comes_back)
+    assert read(store) == expected
 
 
 def test_a_folder_that_cannot_be_created_is_named(tmp_path):
