@@ -54,9 +54,8 @@ def _averaged(
     state: CompressionState, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Implement `compression_hook`."""
+    state.require_original()
     buffer, begins = bucket.buffer(), bucket.index() == 0
-    if begins:
-        state.require_usable()
     parameters = bucket.parameters()
     if buffer.is_sparse:
         return _sparse(state, parameters[0], buffer, begins)

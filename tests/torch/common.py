@@ -67,9 +67,9 @@ def sgd(net, **more):
     return torch.optim.SGD(net.parameters(), **{**options, **more})
 
 
-def wrapped(params, ddp_options=None, **more):
+def wrapped(params, ddp_options=None, net=None, **more):
     """Return a network, its optimizer, its DistributedDataParallel, and the compression state."""
-    net = Net()
+    net = net or Net()
     optimizer = sgd(net)
     ddp = DistributedDataParallel(net, **(ddp_options or {}))
     state = bps.CompressionState(net.named_parameters(), params, optimizer, **more)

@@ -131,6 +131,7 @@ def test_parameters_that_are_not_averaged_are_refused():
     net.second.weight.requires_grad_(True)
     said = "parameter second.weight needed no gradient"
     raised(RuntimeError, said, lambda: loss_of(ddp, 1).backward())
+    assert not state.gradients.has_computed  # the next step has nothing of this one
     state.close()
     net = Net()
     optimizer = torch.optim.SGD(net.first.parameters(), lr=0.1)

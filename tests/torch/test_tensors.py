@@ -22,6 +22,7 @@ from tests.torch.common import (
     loss_of,
     raised,
     train,
+    wrapped,
 )
 from tests.torch.workers import on_workers
 
@@ -151,6 +152,16 @@ def test_scalar_and_empty_parameters():
             weights.append(flat(net))
             optimizer.compression_state.close()
         assert torch.equal(*weights), algorithm
+
+
+@on_workers(2)
+def test_dropped_gradients_of_empty_parameters():
+    net, optimizer, ddp, state = wrapped(ONEBIT, net=Odd(True))
+    for _ in range(3):
+        loss_of(ddp, 0).backward()
+        optimizer.zero_grad(set_to_none=False)
+    assert_alike(train(net, optimizer, ddp, range(2)))
+    state.close()
 
 
 @on_workers(2)

@@ -182,7 +182,7 @@ class CompressionState:
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     @cached_property
-    def _names(self) -> dict[int, str]:
+    def _names_by_id(self) -> dict[int, str]:
         return {id(parameter): name for name, parameter in self.parameters.items()}
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -193,7 +193,7 @@ class CompressionState:
         ValueError
             The parameter is not among named_parameters.
         """
-        name = self._names.get(id(parameter))
+        name = self._names_by_id.get(id(parameter))
         if name is None:
             shape = tuple(parameter.shape)
             raise ValueError(f"a parameter of shape {shape} is not among named_parameters")
@@ -275,11 +275,16 @@ class CompressionState:
         self.needs_no_hook()
         self.gradients.begin()
 
+    def require_original(self) -> None:
+        """Raise a RuntimeError if this is a copy."""
+        if self._copied is not None:
+            raise RuntimeError(_A_COPY)
+
     def require_usable(self) -> None:
         """Raise a RuntimeError if this is closed or a copy, or if a parameter was unfrozen."""
-        error = self.gradients.closed if self._copied is None else _A_COPY
-        if error:
-            raise RuntimeError(error)
+        self.require_original()
+        if self.gradients.closed:
+            raise RuntimeError(self.gradients.closed)
         require_frozen(self._frozen)
 
     def not_applied(self) -> ContextManager[None]:

@@ -83,6 +83,8 @@ class Undo(StepObserver):
         super().__init__()
         self._parameters, self._take_back = parameters, take_back
         self._names = {id(parameter): name for name, parameter in parameters.items()}
+        # Nothing says whether an average without elements was applied, and it leaves no trace.
+        self._empty = {name for name, parameter in parameters.items() if not parameter.numel()}
         self._averages: dict[str, _Average] = {}
         self._last: set[str] = set()  # all exchanged names of the last step
         self.digest = 0  # a 32-bit checksum of all names taken back so far, equal on all workers
@@ -133,7 +135,7 @@ class Undo(StepObserver):
         `skipped` is for averages that only other workers apply. They skip the step if it will not
         be empty.
         """
-        averages = {name: _Average(self._excludes) for name in names}
+        averages = {name: _Average(self._excludes) for name in names if name not in self._empty}
         if skipped is not None:
             for average in averages.values():
                 average.excluded, average.unless = True, (lambda: (False, bool(skipped)),)
