@@ -207,11 +207,8 @@ class Undo(StepObserver):
 
     def _hooks(self) -> list[Any]:
         """Register a hook before and one after backward adds to a gradient. They must be fast."""
-        touch, follow, current_task = (
-            weakly(self._touch),
-            weakly(self._follow),
-            torch._C._current_graph_task_id,
-        )
+        touch, follow = weakly(self._touch), weakly(self._follow)
+        current_task = torch._C._current_graph_task_id
         averages, computed, task = self._averages, self.computed, self._task
 
         def hooks_of(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
