@@ -10,6 +10,7 @@ import pytest
 from gluon_gc.launch.scheduler.connection import Connection
 from gluon_gc.launch.scheduler.protocol import Session, nonce
 from gluon_gc.launch.scheduler.reconnection import ReturnPort, come_back
+from gluon_gc.launch.scheduler.scheduler import Node
 
 
 @pytest.fixture
@@ -155,3 +156,28 @@ def test_an_end_is_none(sessions, door):
     other.close()
     assert list(connection.messages) == [] and came == []
     connection.close()  # or its heartbeats would go to the next socket with its number
+
+
+def test_the_last_message_of_a_process_that_has_ended_is_read(sessions):
+    async def run():
+        accepted = asyncio.Queue()
+        server = await asyncio.start_server(
+            lambda *connection: accepted.put_nowait(connection), "127.0.0.1", 0
+        )
+        address = server.sockets[0].getsockname()
+        _, main = await asyncio.open_connection(*address)
+        session, scheduler = sessions
+        node = Node("worker 0", scheduler, *await accepted.get())
+        _, life = await asyncio.open_connection(*address)
+        node.watch_life(*await accepted.get())
+        message = asyncio.ensure_future(node.next())
+        life.close()
+        await asyncio.sleep(0.2)
+        main.write(session.seal({"failed": "ValueError: x"}))
+        main.close()
+        assert await message == {"failed": "ValueError: x"}
+        with pytest.raises(EOFError):
+            await node.next()
+        server.close()
+
+    asyncio.run(run())

@@ -44,6 +44,7 @@ _UNKNOWN = 64  # connections without a hello, at most: a new one then replaces t
 _HEAD_START = 0.2  # seconds before other nodes end, so that launchers see the failed node first
 _TOGETHER = 2  # heartbeat intervals within which one fault silences all nodes that it cuts off
 _TICK = 1.0  # seconds between two checks without heartbeats
+_LAST_SECONDS = 1.0  # for reading what a process has sent before its end
 _Return = Tuple[asyncio.StreamReader, asyncio.StreamWriter, int]
 
 
@@ -122,6 +123,7 @@ class Node:
         with suppress(OSError):  # a reset does not mean that the process has ended
             await reader.read()
             self._returns.put_nowait(None)
+            await asyncio.sleep(_LAST_SECONDS)  # its last message, which says why, may not be read
             self.writer.transport.abort()
         writer.close()
 
