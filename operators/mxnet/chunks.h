@@ -89,7 +89,8 @@ struct Chunks {
 };
 
 // The state arrays of a message: momentum, then each array of memory, if the codecs need them. An array holds the
-// state of all chunks, one after the other.
+// state of all chunks, one after the other. Each takes whole cache lines, because codecs write states past the caches
+// only if they begin with a line.
 class StateArrays {
  public:
   // There are `count` arrays, the inputs from `first` on.
@@ -97,7 +98,7 @@ class StateArrays {
     std::size_t taken = 0;
     for (std::size_t which = 0; which < arrays_of_state; ++which) {
       std::size_t elements = 0;
-      for (const Chunk& chunk : chunks.all) elements += size(chunk, which);
+      for (const Chunk& chunk : chunks.all) elements += size(chunk, which, chunks.dtype);
       if (elements == 0) continue;
       require(taken < count && static_cast<std::size_t>(inputs.at(first + taken).size()) == elements,
               "the size of a state array is not the sum of what its chunks need");
@@ -112,16 +113,18 @@ class StateArrays {
     void** const where[arrays_of_state] = {&state.momentum, &state.memory[0], &state.memory[1]};
     for (std::size_t which = 0; which < arrays_of_state; ++which) {
       *where[which] = next[which];
-      if (next[which] != nullptr) next[which] += size(chunk, which) * dtype;
+      if (next[which] != nullptr) next[which] += size(chunk, which, dtype) * dtype;
     }
     return state;
   }
 
  private:
-  static constexpr std::size_t arrays_of_state = 3;
+  static constexpr std::size_t arrays_of_state = 3, cache_line_bytes = 64;
 
-  static std::size_t size(const Chunk& chunk, std::size_t which) {
-    return which == 0 ? chunk.needs.momentum : chunk.needs.memory[which - 1];
+  static std::size_t size(const Chunk& chunk, std::size_t which, gluon_gc_dtype dtype) {
+    const std::size_t needed = which == 0 ? chunk.needs.momentum : chunk.needs.memory[which - 1];
+    const std::size_t line = cache_line_bytes / dtype;
+    return (needed + line - 1) / line * line;
   }
 
   char* next[arrays_of_state] = {};

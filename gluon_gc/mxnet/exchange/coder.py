@@ -18,6 +18,8 @@ from ..engine import operators
 from ..engine.memory import as_ndarray
 from ..engine.operators import MessageRows, Offsets
 
+_CACHE_LINE_BYTES = 64
+
 
 @dataclass(frozen=True)
 class Part:
@@ -271,6 +273,8 @@ class MessageCoder:
 class MessageMemory:
     """Residuals and momentum of a message's chunks; each array has the parts of all chunks.
 
+    A part takes whole cache lines, as operators/mxnet/chunks.h expects.
+
     If steps may be taken back, there are two sets of arrays: a step reads one and writes the other.
     """
 
@@ -279,7 +283,10 @@ class MessageMemory:
         sizes += [list(memory) for memory in zip(*(codec.memory for codec in codecs))]
         self._sizes = [chunk_sizes for chunk_sizes in sizes if any(chunk_sizes)]
         self._dtype = dtype
-        self.arrays: list[NDArray] = [mx.nd.zeros(sum(s), dtype=dtype) for s in self._sizes]
+        line = _CACHE_LINE_BYTES // np.dtype(dtype).itemsize
+        ends = [np.cumsum([-(-size // line) * line for size in sizes]) for sizes in self._sizes]
+        self._begins = [[0, *end[:-1]] for end in ends]
+        self.arrays: list[NDArray] = [mx.nd.zeros(int(end[-1]), dtype=dtype) for end in ends]
         self.earlier: list[NDArray] = []
 
     @property
@@ -342,9 +349,8 @@ class MessageMemory:
     def of_chunks(
         self, codecs: Sequence[kernels.Codec], arrays: Sequence[np.ndarray]
     ) -> Iterator[kernels.State]:
-        ends = [np.cumsum(sizes)[:-1] for sizes in self._sizes]
-        pieces = [np.split(array, end) for array, end in zip(arrays, ends)]
         for i, codec in enumerate(codecs):
-            parts = [piece[i] for piece in pieces]
+            places = zip(arrays, self._begins, self._sizes)
+            parts = [array[begins[i] :][: sizes[i]] for array, begins, sizes in places]
             momentum = parts.pop(0) if codec.momentum else None
             yield kernels.State(momentum, tuple(parts))
