@@ -350,7 +350,7 @@ class MessageMemory:
         self, codecs: Sequence[kernels.Codec], arrays: Sequence[np.ndarray]
     ) -> Iterator[kernels.State]:
         for i, codec in enumerate(codecs):
-            places = zip(arrays, self._begins, self._sizes)
-            parts = [array[begins[i] :][: sizes[i]] for array, begins, sizes in places]
+            of_arrays = zip(arrays, self._begins, self._sizes)
+            parts = [array[begins[i] :][: sizes[i]] for array, begins, sizes in of_arrays]
             momentum = parts.pop(0) if codec.momentum else None
             yield kernels.State(momentum, tuple(parts))

@@ -10,6 +10,7 @@ import numpy as np
 
 from gluon_gc import kernels
 from gluon_gc.mxnet.engine import operators
+from gluon_gc.mxnet.exchange.coder import MessageMemory
 
 SCALE = 1 / 3
 
@@ -24,13 +25,8 @@ class Node:
         self.message, self.context, params = message, context, message.params
         name, options = params.compressor.name, {**params.options(message.epoch), **more}
         self.codecs = [kernels.Codec(name, options, n, message.work) for n in message.sizes]
-        sizes = [[codec.momentum for codec in self.codecs]]
-        sizes += zip(*(codec.memory for codec in self.codecs))
-        self.states = [
-            mx.nd.zeros(sum(elements), ctx=context, dtype=message.work)
-            for elements in sizes
-            if any(elements)
-        ]
+        memory = MessageMemory(self.codecs, message.work)
+        self.states = [array.as_in_context(context) for array in memory.arrays]
         self.count = sum(codec.payload_bytes for codec in self.codecs)
         self._attribute = operators.MessageAttribute(
             compressor=name,
