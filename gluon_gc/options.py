@@ -95,6 +95,15 @@ def nearest(name: Any, known: Iterable[str]) -> str:
     return difflib.get_close_matches(str(name), list(known), n=1, cutoff=0)[0]
 
 
+def require_arguments(given: Iterable[str], known: Collection[str], function: str) -> None:
+    """Raise TypeError unless a function knows each of these arguments."""
+    for name in given:
+        if name not in known:
+            raise TypeError(
+                f"{function} has no argument {name!r}; did you mean '{nearest(name, known)}'?"
+            )
+
+
 Value = TypeVar("Value")
 
 

@@ -16,7 +16,7 @@ from typing import Any, Mapping, NoReturn
 
 from .. import env
 from ..algorithms.base import Algorithm
-from ..options import nearest
+from ..options import require_arguments
 from .run import Run, Site
 
 __all__ = [
@@ -38,8 +38,9 @@ _current: Run | None = None
 def requested(url: str | None, settings: Mapping[str, Any]) -> str | None:
     """The URL that bps.init was given, or that of the environment; None without a mailbox.
 
-    TypeError if there are settings of a mailbox, but none.
+    TypeError if a setting is unknown, or if there are settings of a mailbox, but none.
     """
+    require_arguments(settings, (*SETTINGS, "timeout", "mailbox", "lazy"), "bps.init")
     url = url or env.get("GLUON_GC_MAILBOX")
     if settings and not url:
         raise TypeError(f"{next(iter(settings))} is for runs with a mailbox, which is missing")
@@ -52,11 +53,6 @@ def connect(url: str, framework: str, **settings: Any) -> Run:
     At SIGTERM and Ctrl-C, the worker puts what it has and leaves. After an error, it only leaves.
     """
     global _current
-    for name in settings:
-        if name not in SETTINGS:
-            raise TypeError(
-                f"bps.init has no argument {name!r}; did you mean '{nearest(name, SETTINGS)}'?"
-            )
     url = os.fspath(url)
     own = {name: value for name, value in settings.items() if name != "site"}
     if _current is None:

@@ -114,3 +114,40 @@ def test_no_module_uses_private_attributes_of_another_but_of_other_projects():
         for path in PACKAGE.rglob("*.py")
     }
     assert {file: names for file, names in found.items() if names} == OF_OTHERS
+
+
+# Attributes of base classes
+
+
+def classes_of(path):
+    """Yield a file's classes: the name, the bases' names, the private attributes that it sets."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef):
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            stored = {
+                n.attr
+                for n in ast.walk(node)
+                if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and is_own(n.value)
+            }
+            yield node.name, bases, {name for name in stored if name.startswith("_")}
+
+
+ON_PURPOSE = {
+    "GpuCoder": {"_copies", "_references", "_has_foreign_memory"},
+    "Horovod": {"_machine"},
+    "MailboxDriver": {"_zero"},
+    "OneMachine": {"_memory"},
+    "ParameterServer": {"_machine"},
+    "_CrossingAverager": {"_buckets"},
+}
+"""The private attributes of its base that a class sets, too."""
+
+
+def test_no_class_sets_a_private_attribute_of_its_base_by_chance():
+    found = [each for path in PACKAGE.rglob("*.py") for each in classes_of(path)]
+    stored = {name: attributes for name, _, attributes in found}
+    both = {
+        name: set().union(*(stored.get(base, set()) & attributes for base in bases - {name}))
+        for name, bases, attributes in found
+    }
+    assert {name: shared for name, shared in both.items() if shared} == ON_PURPOSE

@@ -24,7 +24,7 @@ from ...mailbox.driver import MailboxDriver
 from ...options import checked_epoch
 from .. import automatic, closing
 from ..gradients.optimizer_hooks import require_averaged
-from ..gradients.settings import chosen_params, facts_of, named
+from ..gradients.settings import checked_overrides, chosen_params, facts_of, named
 from ..state import algorithms as algorithm_saving
 from ..transport import gpu
 from ..transport.staging import is_sharded, sizes_of
@@ -63,7 +63,7 @@ class AlgorithmState:
             require_floats(algorithm.name, name, str(parameter.dtype).rpartition(".")[2])
         if algorithm.needs_adam:
             require_adam(algorithm.name, optimizer, self.parameters)
-        own = (overrides or {}).values()
+        own = checked_overrides(overrides).values()
         require_fitting_compression(algorithm, compression_params, *own)
         requested, _ = chosen_params(
             self.parameters, compression_params, overrides, aliases=self.aliases

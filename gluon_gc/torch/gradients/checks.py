@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...exchange import weight_samples
@@ -64,6 +65,30 @@ def _shared(
         for name, parameter in state.parameters.items()
         if id(parameter) in ids
     ]
+
+
+def require_no_ddp(parameters: Collection[torch.Tensor]) -> None:
+    """Raise RuntimeError if a DistributedDataParallel in use writes to these gradients, too."""
+    ids = set(map(id, parameters))
+    if _in_ddp(ids):
+        gc.collect()  # cycles keep one that was dropped
+    if _in_ddp(ids):
+        raise RuntimeError(
+            "DistributedDataParallel averages gradients of the DistributedOptimizer, too: train "
+            "the model without DistributedDataParallel, or register bps.compression_hook and use "
+            "the optimizer without DistributedOptimizer"
+        )
+
+
+def _in_ddp(ids: set[int]) -> bool:
+    """Return whether a DistributedDataParallel that has run has one of these parameters."""
+    kinds = DistributedDataParallel, *DistributedDataParallel.__subclasses__()
+    return any(
+        isinstance(each, DistributedDataParallel)
+        and vars(each).get("_lazy_init_ran", True)  # the first forward sets it
+        and not ids.isdisjoint(map(id, each.parameters()))
+        for each in gc.get_referrers(*kinds)
+    )
 
 
 class HookCheck(StepObserver):
@@ -173,12 +198,12 @@ class WeightCheck(StepObserver):
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        self._numbered = [(i, p) for i, p in enumerate(parameters.values(), 1) if p.numel()]
-        self._ids = {id(parameter) for _, parameter in self._numbered}
-        self._sizes = [staging.real_numel(parameter) for _, parameter in self._numbered]
+        self._sampleded = [(i, p) for i, p in enumerate(parameters.values(), 1) if p.numel()]
+        self._ids = {id(parameter) for _, parameter in self._sampleded}
+        self._sizes = [staging.real_numel(parameter) for _, parameter in self._sampleded]
         self._step, self._averaged = 0, False
         self._read: Callable[[], torch.Tensor | None] = lambda: None
-        self._number = 0
+        self._sampled = 0  # the number of the parameter of the last sample
         self._outermost: Callable[[], Optimizer | None] = lambda: None  # whose step runs
 
     def begin(self) -> Callable[[], tuple[int, float, float]]:
@@ -188,7 +213,7 @@ class WeightCheck(StepObserver):
         magnitude among them. Number 0: there is no sample.
         """
         self._step, self._averaged = self._step + 1, True
-        number, read = self._number, self._read
+        number, read = self._sampled, self._read
 
         def sample() -> tuple[int, float, float]:
             values = read()
@@ -216,7 +241,7 @@ class WeightCheck(StepObserver):
             return
         self._averaged = False
         sample = weight_samples.sample(self._step, self._sizes)
-        self._number, parameter = self._numbered[sample.parameter]
+        self._sampled, parameter = self._numbered[sample.parameter]
         values = staging.as_real(parameter.detach())
         elements = torch.arange(sample.begin, sample.end, device=values.device)
         self._read = gpu.copied_later(values.take(elements).float())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Iterable, Mapping, NamedTuple
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -27,15 +27,27 @@ class Named(NamedTuple):
     aliases: dict[str, str]  # further names of tied parameters, and their names in the other dicts
 
 
+def pairs(named_parameters: Iterable[Any]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield named_parameters, or raise TypeError if one is no pair of a name and a tensor."""
+    for pair in named_parameters:
+        values = pair if isinstance(pair, (tuple, list)) else (pair,)
+        is_pair = len(values) == 2 and isinstance(values[0], str)
+        if not is_pair or not isinstance(values[1], torch.Tensor):
+            found = ", ".join(type(value).__name__ for value in values)
+            raise TypeError(
+                "named_parameters must be model.named_parameters(), or other pairs of name and "
+                f"parameter, got {found}"
+            )
+        yield values
+
+
 def named(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Named:
     """Return parameters by name. Names lose the prefixes of wrappers."""
     parameters: dict[str, torch.nn.Parameter] = {}
     frozen: dict[str, torch.nn.Parameter] = {}
     aliases: dict[str, str] = {}
     names: dict[torch.nn.Parameter, str] = {}
-    for name, parameter in named_parameters:
-        if not isinstance(parameter, torch.Tensor):
-            raise TypeError(f"named_parameters must be pairs of name and parameter, got {name!r}")
+    for name, parameter in pairs(named_parameters):
         while name.startswith(_WRAPPERS):
             name = name.partition(".")[2]
         if name in parameters or name in frozen or name in aliases:
@@ -70,7 +82,7 @@ def chosen_params(
 
     An override may have any name of a tied parameter.
     """
-    overrides = overrides or {}
+    overrides = checked_overrides(overrides)
     kind = "" if optimizer is None else type(optimizer).__name__
     parsed = partial(parse, mu=mu, nesterov=nesterov, optimizer=kind)
     default = parsed(compression_params)
@@ -90,6 +102,16 @@ def chosen_params(
         params = params_for_dimensions(params, parameter.ndim)
         chosen.params[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu
     return chosen
+
+
+def checked_overrides(overrides: Any) -> Mapping[str, Mapping[str, Any] | None]:
+    """Return overrides, or raise TypeError unless they are a mapping or None."""
+    if not isinstance(overrides or {}, Mapping):
+        raise TypeError(
+            "overrides must be a dict with compression_params, or None, for patterns such as "
+            f"'*.bias', got {overrides!r}"
+        )
+    return overrides or {}
 
 
 def checked_passes(passes: Any) -> int:

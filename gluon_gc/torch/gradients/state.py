@@ -28,7 +28,14 @@ from .checks import HookCheck, add_state, require_single
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import unwrapped
 from .scaler import if_enabled
-from .settings import chosen_params, named, require_frozen, require_no_momentum, require_optimizer
+from .settings import (
+    checked_overrides,
+    chosen_params,
+    named,
+    require_frozen,
+    require_no_momentum,
+    require_optimizer,
+)
 from .steps import GradientCompression, GradientSteps
 
 _A_COPY = (
@@ -134,7 +141,7 @@ class CompressionState:
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is skipped")
         if optimizer is None:
-            require_no_momentum(compression_params, *(overrides or {}).values())
+            require_no_momentum(compression_params, *checked_overrides(overrides).values())
         self.parameters, self._frozen, self.aliases = named(named_parameters)
         require_single(self.parameters.values(), distributed=False)
         mu, nesterov = momentum_of(optimizer)

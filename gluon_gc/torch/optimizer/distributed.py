@@ -24,16 +24,19 @@ from torch.optim import Optimizer
 
 from ... import algorithms, mailbox
 from ...exchange import plan
-from ...options import is_whole
+from ...options import is_whole, require_arguments
 from ..algorithms.optimizer import with_algorithm
 from ..compression import Compression, params_of
-from ..gradients.checks import add_state, require_single
+from ..gradients.checks import add_state, require_no_ddp, require_single
 from ..gradients.optimizer_hooks import require_averaged, unwrapped
 from ..gradients.scaler import wait_before_unscaling
-from ..gradients.settings import checked_passes
+from ..gradients.settings import checked_passes, pairs
 from ..gradients.state import CompressionState
 from .copies import Distributed, kind_of, restore
 
+_ARGUMENTS = ("named_parameters", "compression", "backward_passes_per_step", "compression_params")
+_ARGUMENTS += ("algorithm", "overrides", "process_group", "inner_group", "on_nonfinite")
+_ARGUMENTS += ("grad_scaler",)
 _BUCKET_BYTES = 4 * 2**20  # the approximate size of a bucket of gradients
 
 _numbers = itertools.count()
@@ -154,6 +157,8 @@ class Averager:
         """Wait until all gradients are averaged."""
         if self._averaged:
             return
+        if self._buckets is None:
+            require_no_ddp(self._passes)
         require_averaged(self._optimizer, self._passes)
         self._require_unchanged()
         if self._buckets is None:
@@ -345,6 +350,7 @@ def DistributedOptimizer(
     ----------
     byteps.torch.DistributedOptimizer (BytePS).
     """
+    require_arguments(options, _ARGUMENTS, "DistributedOptimizer")
     given, optimizer = optimizer, unwrapped(optimizer)
     named = checked_parameters(optimizer, named_parameters)
     passes = checked_passes(backward_passes_per_step)
@@ -377,7 +383,7 @@ def checked_parameters(
             )
         restore(optimizer)
     stepped = _stepped(optimizer)
-    named = list(named_parameters or ((f"parameter.{i}", p) for i, p in enumerate(stepped)))
+    named = list(pairs(named_parameters or ((f"parameter.{i}", p) for i, p in enumerate(stepped))))
     known = {parameter for _, parameter in named}
     missing = [tuple(parameter.shape) for parameter in stepped if parameter not in known]
     if missing:

@@ -52,6 +52,7 @@ def test_wrong_settings_are_refused_by_name(tmp_path):
     ):
         raised(kind, next(iter(settings)), lambda s=settings: bps.init(mailbox=url, **s))
     raised(ValueError, "mailbox must be", lambda: bps.init(mailbox="ftp://host/run"))
+    raised(TypeError, "did you mean 'timeout'", lambda: bps.init(timout=3))
     raised(TypeError, "grace is for runs with a mailbox", lambda: bps.init(grace=3))
     raised(RuntimeError, "call bps.init(mailbox=URL) first", bps.worker_name)
     raised(RuntimeError, "call bps.init(mailbox=URL) first", lambda: bps.report_loss(1.0))

@@ -3,6 +3,8 @@
 Each loop is compared with DistributedDataParallel, or with another loop that is known to be right.
 """
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -46,6 +48,41 @@ def test_a_state_without_its_hook_is_an_error_in_the_first_step():
         train(net, optimizer, ddp, range(2))
         assert state.steps == 2
         state.close()
+
+
+@on_workers(2)
+def test_a_distributed_optimizer_and_ddp_may_not_average_the_same_gradients():
+    for views in (False, True):
+        net = Net()
+        unused = DistributedDataParallel(net)
+        optimizer = bps.DistributedOptimizer(sgd(net), compression_params=TOPK)
+        train(net, optimizer, net, range(2))
+        optimizer.compression_state.close()
+        ddp = DistributedDataParallel(net, gradient_as_bucket_view=views)
+        optimizer = bps.DistributedOptimizer(sgd(net), compression_params=TOPK)
+        step = partial(train, net, optimizer, ddp, range(2))
+        raised(RuntimeError, "DistributedDataParallel averages gradients of the", step)
+        optimizer.compression_state.close()
+        del ddp, unused, step
+        optimizer = bps.DistributedOptimizer(sgd(net), compression_params=TOPK)
+        train(net, optimizer, net, range(2))
+        optimizer.compression_state.close()
+
+
+@on_workers(2)
+def test_arguments_that_are_mistaken_are_named():
+    net = Net()
+    for said, function in (
+        ("got Parameter", lambda: bps.CompressionState(net.parameters(), TOPK)),
+        ("got str", lambda: bps.CompressionState(net.state_dict(), TOPK)),
+        ("got Parameter", lambda: bps.DistributedOptimizer(sgd(net), net.parameters())),
+        ("'compression_params'?", lambda: bps.DistributedOptimizer(sgd(net), compresion_params={})),
+        (
+            "overrides must be",
+            lambda: bps.CompressionState(net.named_parameters(), TOPK, overrides=["*.bias"]),
+        ),
+    ):
+        raised(TypeError, said, function)
 
 
 @on_workers(2)
