@@ -102,5 +102,6 @@ def become(variables: dict[str, str], log: str) -> None:
 def _run(variables: dict[str, str], arguments: list[str], log: str) -> None:
     """Run a script as a newly started Python would."""
     become(variables, log)
+    os.chdir(variables["PWD"])
     sys.argv[:], sys.path[0] = arguments, str(Path(arguments[0]).parent)
     runpy.run_path(arguments[0], run_name="__main__")

@@ -198,9 +198,9 @@ class WeightCheck(StepObserver):
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        self._sampleded = [(i, p) for i, p in enumerate(parameters.values(), 1) if p.numel()]
-        self._ids = {id(parameter) for _, parameter in self._sampleded}
-        self._sizes = [staging.real_numel(parameter) for _, parameter in self._sampleded]
+        self._numbered = [(i, p) for i, p in enumerate(parameters.values(), 1) if p.numel()]
+        self._ids = {id(parameter) for _, parameter in self._numbered}
+        self._sizes = [staging.real_numel(parameter) for _, parameter in self._numbered]
         self._step, self._averaged = 0, False
         self._read: Callable[[], torch.Tensor | None] = lambda: None
         self._sampled = 0  # the number of the parameter of the last sample

@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.processes import clean_environ
+from tests.torch import scripts
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn", reason="the page's data are scikit-learn's")
@@ -71,7 +73,7 @@ def test_two_workers_learn_and_go_on_under_another_launcher_as_if_never_stopped(
     assert sent in shown
     assert list(epochs(run("bpslaunch", "--epochs", "2"))) == [1, 2]
     (tmp_path / "checkpoints" / "epoch-9").mkdir()  # an incomplete checkpoint
-    resumed = run("torchrun", "--epochs", "4")
+    resumed = scripts.run("train.py", "--epochs", "4", PWD=str(tmp_path))
     assert epochs(resumed) == {epoch: epochs(whole)[epoch] for epoch in (3, 4)}
     expected = parameters(tmp_path / "whole" / "epoch-4")
     found = parameters(tmp_path / "checkpoints" / "epoch-4")
@@ -109,12 +111,12 @@ def test_a_converted_ddp_script_compresses_and_loads_checkpoints_from_before(tmp
     page = ROOT / "docs" / "guides" / "convert-ddp.md"
     (script,) = re.findall(r"^`train.py`:\n\n```python\n(.*?)^```", page.read_text(), re.S | re.M)
     (tmp_path / "train.py").write_text(script)
-    command = [*LAUNCHERS["torchrun"], "train.py"]
-    assert re.search(r"compressed 3\d times", finish(command, tmp_path))
+    train = partial(scripts.run, "train.py", PWD=str(tmp_path))
+    assert re.search(r"compressed 3\d times", train())
     steps = [torch.load(tmp_path / "compression0.pt", weights_only=True)["steps"]]
     for kept in (True, False):
         if not kept:  # one worker lacks its file
             (tmp_path / "compression1.pt").unlink()
-        finish(command, tmp_path)
+        train()
         steps.append(torch.load(tmp_path / "compression1.pt", weights_only=True)["steps"])
     assert steps == [20, 40, 20]

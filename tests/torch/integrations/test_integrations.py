@@ -102,7 +102,7 @@ def test_one_worker_without_ddp_is_told_to_start_more():
 def test_the_example_trains(tool, tmp_path):
     script = {"transformers": "trainer"}.get(tool, tool)
     file = HERE.parents[1] / "example" / "pytorch" / f"digits_{script}.py"
-    said = scripts.run_torchrun(file, "--epochs", 2, "--folder", tmp_path, timeout=200)
+    said = scripts.run(file, "--epochs", 2, "--folder", tmp_path)
     (sent,) = re.findall(r"each worker sent (\d+) bytes in a step", said)
     assert int(sent) == {"transformers": 1938}.get(tool, 1288)  # uncompressed: above 38,000
     (kind, value) = re.findall(r"validation (loss|accuracy) (\d\.\d+)", said)[-1]
