@@ -478,7 +478,7 @@ class _Progress:
             self.busy.add(-1)
             if not isinstance(error, OutOfStepError):
                 error = RuntimeError(
-                    "gradients could not be exchanged: another worker may have ended, or made a "
+                    "an exchange has failed: another worker may have ended, or made a "
                     f"different call: {error}"
                 )
             under_way.finish(None, error)

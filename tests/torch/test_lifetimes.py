@@ -195,7 +195,7 @@ def a_worker_that_does_not_come_is_given_up():
     if dist.get_rank() == 1:
         time.sleep(6)
     else:
-        said = "gradients could not be exchanged: another worker may have ended, or made a "
+        said = "an exchange has failed: another worker may have ended, or made a "
         said += "different call: worker 0 waits for worker 1: "
         raised(RuntimeError, said, lambda: train(net, optimizer, ddp, [2]))
     os._exit(0)
