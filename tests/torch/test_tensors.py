@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import io
 import os
 import threading
 
@@ -365,6 +366,72 @@ def test_sparse_gradients():
     assert_alike(flat(net))
     assert not torch.equal(net.unused.weight, before)
     optimizer.compression_state.close()
+
+
+def embedded(hook):
+    """Return a new network, the model to train, its optimizer, and the compression's state."""
+    net = model = Embedded()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    options = {"compression_params": ONEBIT, "overrides": {"head.*": None}}
+    if hook:
+        model = DistributedDataParallel(net)
+        state = bps.CompressionState(net.named_parameters(), optimizer=optimizer, **options)
+        model.register_comm_hook(state, bps.compression_hook)
+    else:
+        optimizer = bps.DistributedOptimizer(optimizer, net.named_parameters(), **options)
+        state = optimizer.compression_state
+    return net, model, optimizer, state
+
+
+def train_embedded(net, model, optimizer, steps, rank=None):
+    for step in steps:
+        seed = 10 * step + (dist.get_rank() if rank is None else rank)
+        ids = torch.randint(100, (5,), generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        model(ids, also=True).backward()
+        optimizer.step()
+    return flat(net)
+
+
+@on_workers(2)
+def test_the_momentum_of_sparse_gradients_is_saved():
+    for hook in (True, False):
+        *training, state = embedded(hook)
+        train_embedded(*training, range(2))
+        weights, saved = copy.deepcopy(training[0].state_dict()), io.BytesIO()
+        torch.save(state.state_dict(), saved)
+        expected = train_embedded(*training, range(2, 4))
+        for is_old in (False, True):
+            state.close()
+            loaded = torch.load(io.BytesIO(saved.getvalue()), weights_only=True)
+            arrays = loaded["arrays"]["embedding.weight"]
+            momentum = arrays["trainer.momentum.0"]
+            assert not momentum.is_sparse and momentum.count_nonzero() > 0
+            if is_old:
+                arrays["trainer.momentum.0"] = momentum.to_sparse(1)
+            *training, state = embedded(hook)
+            training[0].load_state_dict(weights)
+            state.load_state_dict(loaded)
+            assert torch.equal(train_embedded(*training, range(2, 4)), expected), (hook, is_old)
+            momentum = state.momentum.state["gradient"]["embedding.weight"]
+            assert momentum.is_sparse and momentum._nnz() <= 5 * 2 * 4
+        state.close()
+
+
+@on_workers(2)
+def test_a_plain_checkpoint_with_sparse_momentum_continues():
+    net = Embedded()
+    plain = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    train_embedded(net, net, plain, range(2), rank=0)
+    saved = copy.deepcopy((net.state_dict(), plain.state_dict()))
+    expected = train_embedded(net, net, plain, range(2, 4), rank=0)
+    for hook in (True, False):
+        *training, state = embedded(hook)
+        for part, part_saved in zip(training[::2], saved):
+            part.load_state_dict(part_saved)
+        found = train_embedded(*training, range(2, 4), rank=0)
+        assert torch.allclose(found, expected, atol=1e-6), hook
+        state.close()
 
 
 @on_workers(2)

@@ -106,6 +106,7 @@ class Momentum:
 
     def replace(self, name: str, buffer: torch.Tensor) -> None:
         """Replace the momentum of a parameter whose gradient is sent uncompressed."""
+        self.state["gradient"].pop(name, None)  # its layout may differ
         self._of("gradient", name, buffer).copy_(buffer)
 
     def give_back(self) -> None:
@@ -159,13 +160,16 @@ class Momentum:
             dtype = torch.float32 if like.dtype.itemsize < 4 else like.dtype
             states[name] = torch.zeros_like(like, dtype=dtype)
         states[name] = states[name].to(like.device)
+        if like.is_sparse and not states[name].is_sparse:  # from a checkpoint
+            states[name] = _sparse(states[name], like.sparse_dim())
         return states[name]
 
     def _add_to_gradient(self, name: str, gradient: torch.Tensor) -> None:
         m = self._of("gradient", name, gradient)
-        m.mul_(self.mu).add_(gradient)
+        (m._values() if m.is_sparse else m).mul_(self.mu)  # m stays coalesced
+        _add(m, gradient)
         if self._has_nesterov[name]:
-            gradient.add_(self.mu * m)
+            _add(gradient, self.mu * m)
         else:
             gradient.copy_(m)
 
@@ -175,3 +179,19 @@ class Momentum:
         previous = None if nesterov else w.clone()
         w.add_(parameter.detach(), alpha=decay).mul_(self.mu)
         parameter.grad.add_(w if nesterov else previous)
+
+
+def _add(total: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Add in place. On a GPU, `add_` appends sparse rows, which later are added in any order."""
+    total.add_(tensor)
+    if total.is_sparse and not total.is_coalesced():
+        total.copy_(total.coalesce())
+
+
+def _sparse(dense: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """Return the rows that are not zero. `to_sparse` takes minutes for large tensors."""
+    rows = dense.unsqueeze(-1).flatten(dimensions).any(-1).nonzero().T
+    values = dense[tuple(rows)]
+    return torch.sparse_coo_tensor(
+        rows, values, dense.shape, check_invariants=False, is_coalesced=True
+    )

@@ -266,7 +266,7 @@ class GradientSteps:
             taken = {"parameters with momentum in the optimizer's state": sorted(buffers)}
             compression.exchange.agree([("", taken)], "begin the first step")
         for name, buffer in buffers.items():
-            if name in compression.without_momentum:
+            if name in compression.without_momentum or buffer.is_sparse:
                 momentum.replace(name, buffer)
             else:
                 compression.lane.replace_momentum(name, staging.flat(buffer).cpu().numpy())

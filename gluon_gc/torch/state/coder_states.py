@@ -85,7 +85,7 @@ def unpacked(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Arrays:
     for name, tensor_states in tensors.items():
         for text, tensor in tensor_states.items():
             node, kind, begin = text.split(".")
-            array = tensor.detach().cpu().numpy()
+            array = tensor.detach().cpu().to_dense().numpy()  # earlier versions saved sparse ones
             array = array.view(np.uint64) if kind == STREAM else array
             arrays[Key(name, node, kind, int(begin))] = array
     return arrays

@@ -7,7 +7,8 @@
      "entries": ["format", "rank", ..., "arrays/NAME/NODE.KIND.BEGIN", ...]}
 
 `coder_states` explains the arrays. In addition, the node "trainer" has arrays of the kinds
-"momentum" and "weight_decay", which are equal on all workers.
+"momentum" and "weight_decay", which are equal on all workers. They are dense, also if the gradient
+is sparse.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def state_dict(state: CompressionState) -> dict[str, Any]:
     arrays.update(coder_states.packed(state.lane.chunks, undone))
     for kind, states in state.momentum.state.items() if state.momentum else ():
         for name, tensor in states.items():
-            arrays[name][f"{OF_ALL}.{_KINDS[kind]}.0"] = tensor.clone()
+            arrays[name][f"{OF_ALL}.{_KINDS[kind]}.0"] = tensor.clone().to_dense()
     return state_dicts.with_entries(
         {
             "format": FORMAT,
