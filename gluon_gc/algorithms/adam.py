@@ -28,6 +28,12 @@ class Adam(Protocol):
     def moments(self, name: str) -> tuple[Array, Array]:
         """The first and second moment, which the algorithm may write to."""
 
+    def variance(self, name: str) -> Array:
+        """The sum of the second moment over all elements, also over the shards of other workers.
+
+        All workers that have shards of the parameter call this together.
+        """
+
     def betas(self, name: str) -> tuple[float, float]:
         """The decay rates of the moments."""
 

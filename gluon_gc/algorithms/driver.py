@@ -240,12 +240,16 @@ class Driver:
         return self._front_end.start(request)
 
     def _warn_of_untrained(self, adam: Adam, parameters: Arrays) -> None:
-        """Warn once if the variance stays, and is zero in all elements of a parameter."""
+        """Warn once if the variance stays, and is zero in all elements of a parameter.
+
+        Workers without an element of the parameter leave the warning to others.
+        """
         last = self.algorithm.frozen_after
         if self._checked_variance or last is None or self.steps <= last:
             return
         self._checked_variance = True
-        zero = [name for name in parameters if adam.as_float(adam.moments(name)[1].sum()) == 0]
+        variances = {name: adam.as_float(adam.variance(name)) for name in parameters}
+        zero = [n for n, x in parameters.items() if variances[n] == 0 and 0 not in x.shape]
         if zero:
             logger.warning(
                 "algorithm %s does not train %s: Adam's variance is zero there, because no "

@@ -92,12 +92,12 @@ class OneBitAdam(Algorithm):
         last = self.frozen_after
         tenth = last // 10
         if tenth and at.number == last - tenth:
-            sums.update((name, at.adam.moments(name)[1].sum()) for name in at.gradients)
+            sums.update((name, at.adam.variance(name)) for name in at.gradients)
         if not tenth or at.number != last:
             return
         recent = whole_warm_up = 0.0
         for name in at.gradients:
-            total = at.adam.as_float(at.adam.moments(name)[1].sum())
+            total = at.adam.as_float(at.adam.variance(name))
             _, beta2 = at.adam.betas(name)
             kept = beta2**tenth
             recent += (total - kept * at.adam.as_float(sums[name])) / (1 - kept)

@@ -287,8 +287,8 @@ def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
 
 
 def warn_if_uncompressed(tensors: Sequence[Tensor], min_compress_bytes: int) -> None:
-    """Warn once if tensors have a compressor, but none of them is compressed."""
-    named = [tensor for tensor in tensors if tensor.params.compressor is not None]
+    """Warn once if tensors have a compressor and elements, but none of them is compressed."""
+    named = [tensor for tensor in tensors if tensor.params.compressor and tensor.num_bytes]
     if not named or any(travels_compressed(tensor, min_compress_bytes) for tensor in named):
         return
     sizes = [tensor.num_bytes for tensor in named if tensor.floating]

@@ -115,6 +115,7 @@ def test_servers_carry_even_bytes(loads, servers):
         ([Tensor("a", 3000, "int32", ONEBIT)], "tensors of dtype int32 are never compressed"),
         ([Tensor("a", 3000, "float32", ONEBIT), Tensor("b", 9, "float32", ONEBIT)], ""),
         ([Tensor("a", 100, "float32", PLAIN)], ""),
+        ([Tensor("a", 0, "float32", ONEBIT)], ""),
     ],
 )
 def test_a_compressor_that_compresses_nothing_is_told_once(logged, tensors, reason):

@@ -27,6 +27,9 @@ class WrappedAdam:
         index = self._indices[name]
         return self._state(self._updaters[0], index, first_copy(self._params[index]))
 
+    def variance(self, name: str) -> NDArray:
+        return self.moments(name)[1].sum()
+
     def betas(self, name: str) -> tuple[float, float]:
         return self._optimizer.beta1, self._optimizer.beta2
 

@@ -11,6 +11,7 @@ from ...algorithms.adam import Update
 from ..gradients.optimizer_hooks import param_groups
 from ..gradients.optimizers import KNOWN
 from ..optimizer.copies import kind_of
+from ..transport.staging import is_sharded
 from .rounds import local
 
 _REFUSED = ("amsgrad", "maximize", "fused", "capturable", "differentiable")
@@ -30,6 +31,11 @@ class WrappedAdam:
     def moments(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         state = self._state(name)
         return local(state["exp_avg"]), local(state["exp_avg_sq"])
+
+    def variance(self, name: str) -> torch.Tensor:
+        """Return the sum of exp_avg_sq over the shards of all workers, which call this together."""
+        total = self._state(name)["exp_avg_sq"].sum()
+        return total.full_tensor() if is_sharded(total) else total
 
     def betas(self, name: str) -> tuple[float, float]:
         beta1, beta2 = self._group(name)["betas"]

@@ -65,6 +65,9 @@ class AdamWorker(LateWorker):
     def moments(self, name):
         return self.m[name], self.v[name]
 
+    def variance(self, name):
+        return self.v[name].sum()
+
     def betas(self, name):
         return BETAS
 

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 import gluon_gc.torch as bps
-from tests.torch.common import Net, full, raised, replicas_and_shards
+from tests.torch.common import Net, full, logged, raised, replicas_and_shards
 from tests.torch.workers import on_workers
 
 SIGNS = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
@@ -94,6 +94,31 @@ def test_a_checkpoint_resumes_bit_for_bit():
             torch.load(io.BytesIO(file.getvalue()), weights_only=True)
         )
         assert torch.equal(run.train(range(5, 8)), expected), algorithm
+
+
+@on_workers(4)
+def test_only_parameters_that_do_not_train_are_named():
+    """The second worker of a replica has no rows but those of the embedding without gradients."""
+    mesh, net = replicas_and_shards(), torch.nn.Sequential(torch.nn.Embedding(4, 2))
+    net.append(torch.nn.Linear(2, 1))
+    for name, size in (("unused", 1), ("empty", 0)):
+        net.register_parameter(name, torch.nn.Parameter(torch.ones(size)))
+    replicas, shards = map(mesh.__getitem__, mesh.mesh_dim_names)
+    fully_shard(net, mesh=shards)
+    optimizer = bps.DistributedOptimizer(
+        torch.optim.Adam(net.parameters()),
+        net.named_parameters(),
+        algorithm=ADAM,
+        process_group=replicas.get_group(),
+    )
+    with logged() as lines:
+        for _ in range(5):
+            optimizer.zero_grad()
+            net(torch.tensor([0, 1])).sum().backward()
+            optimizer.step()
+    named = [line.partition(":")[0] for line in lines]
+    first = mesh.get_coordinate()[1] == 0
+    assert named == ["algorithm onebit_adam does not train unused"] * first, lines
 
 
 @on_workers(4)
