@@ -1,15 +1,21 @@
-"""For algorithms that wrap Adam: the optimizer's interface, and the options of a warm-up.
+"""For algorithms that wrap Adam: the optimizer's interface, its step, and a warm-up's options.
 
 The length of a warm-up is a number of steps, or a share of all steps.
+
+The kind of state "frozen_steps" has, for each parameter, the number of steps that the optimizer has
+counted but in which the second moment stayed. The bias correction needs it. It cannot be computed
+from the options, because they may change when a checkpoint is loaded.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, Collection, Mapping, NamedTuple, Protocol
+
+import numpy as np
 
 from ..options import Option, share_or_whole, whole
-from .base import Array
+from .base import Algorithm, Array, Arrays, State, Step
 
 
 class Update(NamedTuple):
@@ -49,13 +55,49 @@ class Adam(Protocol):
         It counts for frozen parameters, too, so that `update` finds the steps of their variance.
         """
 
-    def update(self, name: str, frozen: int) -> Update:
+    def update(self, name: str, frozen: float) -> Update:
         """The current step's update of a parameter, after `count`.
 
-        The second moment and its bias correction did not change in the last `frozen` steps,
-        including this one. A parameter that a loaded checkpoint lacks has fewer steps; then the
-        bias correction is that of one step.
+        The second moment and its bias correction did not change in `frozen` of all steps that the
+        optimizer has counted. If it never changed, the bias correction is that of one step.
         """
+
+
+def zeros(parameters: Arrays) -> dict[str, Array]:
+    """A kind of state with the number 0 for each parameter."""
+    first = {name: x.reshape((-1,))[:1] for name, x in parameters.items()}  # none if empty
+    return {name: 0.0 * x.sum().reshape((1,)) for name, x in first.items()}
+
+
+def count(at: Step, frozen: Mapping[str, np.ndarray], updated: Collection[str] = ()) -> None:
+    """Count a step that updates the second moments of these parameters only."""
+    at.adam.count()
+    for name in at.parameters.keys() - updated:
+        frozen[name] += 1
+
+
+def step(at: Step, frozen: Mapping[str, np.ndarray]) -> None:
+    """Make Adam's step with averaged gradients, and count it."""
+    own = {name: at.adam.gradient(name) for name in at.gradients}
+    count(at, frozen, own.keys())
+    for name, g in own.items():
+        x, (m, v), (beta1, beta2) = at.parameters[name], at.adam.moments(name), at.adam.betas(name)
+        m[:] = beta1 * m + (1 - beta1) * g
+        v[:] = beta2 * v + (1 - beta2) * (g * g)
+        update = at.adam.update(name, frozen[name].item())
+        change = update.rate * (m / update.denominator)
+        x[:] = x - (change + update.decay * x if update.decay else change)
+
+
+def with_options(algorithm: Algorithm, saved: Mapping[str, Any]) -> Any:
+    """The algorithm with the options of a checkpoint, as far as it has them."""
+    return replace(algorithm, **{key: saved[key] for key in algorithm.keys() if key in saved})
+
+
+def frozen_steps(state: State, like: str, number: int) -> dict[str, dict[str, Array]]:
+    """The kind of state "frozen_steps" with one number, for the parameters of the kind `like`."""
+    numbers = state.get(like, {}).items()
+    return {"frozen_steps": {name: 0.0 * x.reshape((1,)) + number for name, x in numbers}}
 
 
 def warm_up_length(meaning: str) -> Option:

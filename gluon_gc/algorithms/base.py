@@ -125,9 +125,6 @@ class Step:
     abandon : callable, optional
         Leaves out all averages that are still to arrive, after a round has failed on all workers.
         None with a mailbox, where a round may fail on one worker alone.
-    has_new_options : bool
-        Whether the state is from a checkpoint of the algorithm with other options, and this is the
-        first step with it.
     """
 
     number: int
@@ -139,7 +136,6 @@ class Step:
     adam: Adam | None = None
     seconds: tuple[float, float] = (0.0, 0.0)
     abandon: Callable[[], None] | None = None
-    has_new_options: bool = False
 
 
 Rounds = Generator[Round, Any, None]
@@ -156,6 +152,10 @@ class Algorithm(WithOptions):
         The kinds of state that are equal on all workers.
     own : tuple of str
         The kinds of state that differ between workers.
+    numbers : tuple of str
+        The kinds of state with one number for each parameter. `begin` returns arrays of one
+        element. In `step`, they are NumPy arrays in host memory, so that reading one does not wait
+        for a GPU.
     spellings : mapping
         Other libraries' names of options, and our names.
     averages_gradients : bool
@@ -182,6 +182,7 @@ class Algorithm(WithOptions):
     description: ClassVar[str]
     shared: ClassVar[tuple[str, ...]] = ()
     own: ClassVar[tuple[str, ...]] = ()
+    numbers: ClassVar[tuple[str, ...]] = ()
     spellings: ClassVar[Mapping[str, str]] = {}
     averages_gradients: ClassVar[bool] = False
     equal_parameters: ClassVar[bool] = False
@@ -228,6 +229,13 @@ class Algorithm(WithOptions):
 
         `states` has the state of each former worker. If the result lacks a kind, worker r gets that
         of former worker r modulo their number.
+        """
+        return {}
+
+    def added(self, state: State, steps: int, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """The kinds of state that a checkpoint lacks because an earlier version saved it.
+
+        `state` is the checkpoint's, after `steps` steps with the options `saved`.
         """
         return {}
 

@@ -7,6 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Callable, Mapping, Protocol
 
+import numpy as np
+
 from ..log import logger
 from .adam import Adam
 from .base import Algorithm, Array, Arrays, Framework, Round, Rounds, Shapes, Step
@@ -84,7 +86,7 @@ class Driver:
         self.algorithm, self._front_end = algorithm, front_end
         self.steps = 0
         self.state: dict[str, dict[str, Array]] = {}
-        self._declared = self._has_new_options = False
+        self._declared = False
         self._checked_variance = False  # whether `_warn_of_untrained` has looked
         # The delayed rounds: by kind of round and step, functions that wait for the averages.
         self._under_way: dict[tuple[str, int], Callable[[], Arrays]] = {}
@@ -117,7 +119,7 @@ class Driver:
         """
         self.declare()
         if not self.steps:
-            self.state = self.algorithm.begin(self._front_end.parameters())
+            self.state = self._in_steps(self.algorithm.begin(self._front_end.parameters()))
 
     def require_loadable(self) -> None:
         """Raise RuntimeError if no checkpoint can be loaded."""
@@ -132,8 +134,8 @@ class Driver:
         """
         self.declare()
         self.steps, self._checked_variance = steps, False
-        self._has_new_options = has_changed
-        self.state = {kind: arrays for kind, arrays in state.items() if not is_arriving(kind)}
+        kinds = {kind: arrays for kind, arrays in state.items() if not is_arriving(kind)}
+        self.state = self._in_steps(kinds)
         self._under_way.clear()
         for kind in state.keys() - self.state.keys():
             round_kind, _, step = kind.partition(_ARRIVING)
@@ -150,10 +152,25 @@ class Driver:
         This waits for the averages, which are the same on all workers.
         """
         self.finish()
-        saved = dict(self.state)
+        saved, framework = dict(self.state), self._front_end.framework
+        parameters = self._front_end.parameters()
+        for kind in saved.keys() & set(self.algorithm.numbers):
+            saved[kind] = {
+                name: framework.from_numpy(number.copy(), parameters[name])
+                for name, number in saved[kind].items()
+            }
         for (kind, step), averages in self._under_way.items():
             saved[f"{kind}{_ARRIVING}{step}"] = averages()
         return saved
+
+    def _in_steps(self, state: dict[str, dict[str, Array]]) -> dict[str, dict[str, Array]]:
+        """A state of arrays of the framework as `Algorithm.step` gets it."""
+        to_numpy = self._front_end.framework.to_numpy
+        numbers = {
+            kind: {name: np.array(to_numpy(array)) for name, array in state[kind].items()}
+            for kind in state.keys() & set(self.algorithm.numbers)
+        }
+        return {**state, **numbers}
 
     def finish(self) -> None:
         """Wait for the rounds that are under way. Their results still arrive in their steps."""
@@ -187,18 +204,8 @@ class Driver:
         now = self.now()
         self._zero = now if self._zero is None else self._zero
         seconds, self._clock = (self._clock, now - self._zero), now - self._zero
-        has_new_options, self._has_new_options = self._has_new_options, False
-        at = Step(
-            self.steps,
-            *own,
-            update,
-            front_end.framework,
-            arrived,
-            adam,
-            seconds,
-            self.abandon,
-            has_new_options,
-        )
+        framework, abandon = front_end.framework, self.abandon
+        at = Step(self.steps, *own, update, framework, arrived, adam, seconds, abandon)
         counted = None if adam is None else adam.steps
         try:
             self._run(self.algorithm.step(at, self.state))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping
+from typing import Any, Mapping
+
+import numpy as np
 
 from ..log import logger
+from . import adam
 from .adam import total_steps_option, warm_up_length, warm_up_steps
-from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
+from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, State, Step, register
 
 _FALLING = 0.5
 """The warm-up is too short if recent squared gradients are smaller than this share of v."""
@@ -30,7 +33,8 @@ class OneBitAdam(Algorithm):
         x = x - lr (m' / (sqrt(v') + epsilon) + weight_decay x)
 
     Here m' and v' have the optimizer's bias corrections. Coupled weight decay is part of g_i
-    instead. Elements with v = 0, which never had a gradient, stay as they are.
+    instead. Elements with v = 0, which never had a gradient, stay as they are. If a checkpoint is
+    loaded with a larger `freeze_step`, v is updated again. Its bias correction counts its updates.
 
     References
     ----------
@@ -40,7 +44,9 @@ class OneBitAdam(Algorithm):
 
     name = "onebit_adam"
     description = "Adam, which sends compressed momentum after its variance is frozen"
+    shared = ("frozen_steps",)
     own = ("variance",)
+    numbers = ("frozen_steps",)
     averages_gradients = True
     equal_parameters = True
     allows_freezing = True
@@ -61,29 +67,42 @@ class OneBitAdam(Algorithm):
         return {"gradient": shapes, "momentum": shapes}
 
     def begin(self, parameters: Arrays) -> dict[str, dict[str, Array]]:
-        return {"variance": {name: 0.0 * x.sum() for name, x in parameters.items()}}
+        return {
+            "variance": {name: 0.0 * x.sum() for name, x in parameters.items()},
+            "frozen_steps": adam.zeros(parameters),
+        }
+
+    def added(self, state: State, steps: int, saved: Mapping[str, Any]) -> dict[str, Any]:
+        if "frozen_steps" in state:
+            return {}
+        last = adam.with_options(self, saved).frozen_after
+        return adam.frozen_steps(state, "variance", max(0, steps - last))
 
     def step(self, at: Step, state: Mapping[str, dict[str, Array]]) -> Rounds:
+        frozen = state["frozen_steps"]
         if at.number <= self.frozen_after:
             mean = yield Round("gradient", at.gradients)
             for name, gradient in at.gradients.items():
                 gradient[:] = mean[name]
-            at.update()
-            self._watch(at, state["variance"])
+            if any(number.item() for number in frozen.values()):
+                adam.step(at, frozen)  # the optimizer's own update would count all steps
+            else:
+                at.update()
+            self._watch(at, state["variance"], frozen)
             return
         mean = yield Round("momentum", {name: _own_momentum(at, name) for name in at.gradients})
-        at.adam.count()
+        adam.count(at, frozen)
         for name in at.gradients:
             x, (m, v) = at.parameters[name], at.adam.moments(name)
             trained = v > 0
             m[:] = trained * mean[name]
-            update = at.adam.update(name, at.number - self.frozen_after)
+            update = at.adam.update(name, frozen[name].item())
             change = update.rate * (m / update.denominator)
             if update.decay:
                 change = change + update.decay * (trained * x)
             x[:] = x - change
 
-    def _watch(self, at: Step, sums: dict[str, Array]) -> None:
+    def _watch(self, at: Step, sums: dict[str, Array], frozen: Mapping[str, np.ndarray]) -> None:
         """Warn at the end of the warm-up if the squared gradients are still falling fast.
 
         Between two steps, v has changed by the squared gradients in between. So the sums of v at
@@ -101,7 +120,7 @@ class OneBitAdam(Algorithm):
             _, beta2 = at.adam.betas(name)
             kept = beta2**tenth
             recent += (total - kept * at.adam.as_float(sums[name])) / (1 - kept)
-            whole_warm_up += total / (1 - beta2**at.number)
+            whole_warm_up += total / (1 - beta2 ** (at.number - frozen[name].item()))
         if recent < _FALLING * whole_warm_up:
             logger.warning(
                 "algorithm %s freezes Adam's variance in step %d while gradients still fall fast: "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping
+from typing import Any, Mapping
 
 from ..options import whole
+from . import adam
 from .adam import total_steps_option, warm_up_length, warm_up_steps
-from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
+from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, State, Step, register
 
 _LARGEST_EXPONENT = 40
 
@@ -45,7 +46,8 @@ class ZeroOneAdam(Algorithm):
     last average. So it has the script's changes in between; the average undoes later ones.
     Afterwards u_i and s start from 0, and K from 1. Until `var_freeze_step` there is an average in
     each step. The interval then doubles every `local_step_scaler` steps, up to
-    `local_step_clipper`.
+    `local_step_clipper`. If a checkpoint is loaded with other options, an interval that has begun
+    ends with an average, and a variance step within it is a local step.
 
     If the average of the u_i fails because of a NaN or infinity, x_i restarts from the anchor, and
     m_i, u_i, s and K as after an average of zeros.
@@ -57,8 +59,9 @@ class ZeroOneAdam(Algorithm):
 
     name = "zero_one_adam"
     description = "Adam, which seldom updates its variance and sends compressed sums of local steps"
-    shared = ("anchor", "rate", "keep")
+    shared = ("anchor", "rate", "keep", "frozen_steps")
     own = ("sum",)
+    numbers = ("rate", "keep", "frozen_steps")
     averages_gradients = True
     needs_adam = True
     uncompressed = ("gradient",)
@@ -90,27 +93,31 @@ class ZeroOneAdam(Algorithm):
         return {"gradient": shapes, "sum": shapes}
 
     def begin(self, parameters: Arrays) -> dict[str, dict[str, Array]]:
-        first = {name: x.reshape((-1,))[:1] for name, x in parameters.items()}  # none if empty
-        numbers = {name: 0.0 * x.sum().reshape((1,)) for name, x in first.items()}
         return {
             "anchor": {name: 1.0 * x for name, x in parameters.items()},
             "sum": {name: 0.0 * x for name, x in parameters.items()},
-            "rate": numbers,
-            "keep": {name: 1.0 + number for name, number in numbers.items()},
+            "rate": adam.zeros(parameters),
+            "keep": {name: 1.0 + zero for name, zero in adam.zeros(parameters).items()},
+            "frozen_steps": adam.zeros(parameters),
         }
 
+    def added(self, state: State, steps: int, saved: Mapping[str, Any]) -> dict[str, Any]:
+        if "frozen_steps" in state:
+            return {}
+        updates, _ = adam.with_options(self, saved)._variance_steps(steps)
+        return adam.frozen_steps(state, "rate", steps - updates)
+
     def step(self, at: Step, state: Mapping[str, dict[str, Array]]) -> Rounds:
-        variance_steps, is_one = self._variance_steps(at.number)
-        frozen = at.number - variance_steps
-        if is_one:
+        _, is_variance_step = self._variance_steps(at.number)
+        # New options do not cut an interval of local steps short: its average comes first.
+        if is_variance_step and not any(rate.item() for rate in state["rate"].values()):
             mean = yield Round("gradient", at.gradients)
             at.framework.wait(mean.values())
             for name, gradient in at.gradients.items():
                 gradient[:] = mean[name]
-            _variance_step(at, frozen)
+            adam.step(at, state["frozen_steps"])
             return
-        self._move_anchor(at, state)
-        _local_step(at, state, frozen)
+        _local_step(at, state)
         if self._is_average_due(at.number):
             try:
                 mean = yield Round("sum", state["sum"])
@@ -118,16 +125,7 @@ class ZeroOneAdam(Algorithm):
             except Exception:
                 _restart(at, state)
                 raise
-            _apply(mean, at, state, frozen)
-
-    def _move_anchor(self, at: Step, state: Mapping[str, dict[str, Array]]) -> None:
-        """Set the anchor to the parameters if no local step came since the last average."""
-        averaged = self.keeps_changes(at.number)
-        for name, x in at.parameters.items():
-            if at.has_new_options:  # they do not tell when the last average was
-                averaged = at.adam.as_float(state["rate"][name]) == 0
-            if averaged:
-                state["anchor"][name] = 1.0 * x
+            _apply(mean, at, state)
 
     def _variance_steps(self, number: int) -> tuple[int, bool]:
         """The number of variance steps so far, and whether this step is one."""
@@ -145,29 +143,18 @@ class ZeroOneAdam(Algorithm):
         return local % min(2**doublings, self.local_step_clipper) == 0
 
 
-def _variance_step(at: Step, frozen: int) -> None:
-    """Make Adam's step with averaged gradients."""
-    own = {name: at.adam.gradient(name) for name in at.parameters}
-    at.adam.count()
-    for name, x in at.parameters.items():
-        (m, v), (beta1, beta2), g = at.adam.moments(name), at.adam.betas(name), own[name]
-        m[:] = beta1 * m + (1 - beta1) * g
-        v[:] = beta2 * v + (1 - beta2) * (g * g)
-        update = at.adam.update(name, frozen)
-        change = update.rate * (m / update.denominator)
-        x[:] = x - (change + update.decay * x if update.decay else change)
-
-
-def _local_step(at: Step, state: Mapping[str, dict[str, Array]], frozen: int) -> None:
+def _local_step(at: Step, state: Mapping[str, dict[str, Array]]) -> None:
     """Make a step with this worker's gradients, and add it to the sum."""
     own = {name: at.adam.gradient(name) for name in at.parameters}
-    at.adam.count()
-    sums, rates, keeps = state["sum"], state["rate"], state["keep"]
+    sums, rates, keeps, frozen = (state[k] for k in ("sum", "rate", "keep", "frozen_steps"))
+    adam.count(at, frozen)
     for name, x in at.parameters.items():
+        if not rates[name].item():  # no local step came since the last average
+            state["anchor"][name] = 1.0 * x
         (m, v), (beta1, _) = at.adam.moments(name), at.adam.betas(name)
         trained = v > 0
         m[:] = trained * (beta1 * m + (1 - beta1) * own[name])
-        rate, denominator, decay = at.adam.update(name, frozen)
+        rate, denominator, decay = at.adam.update(name, frozen[name].item())
         change = rate * (m / denominator)
         x[:] = x - (change + decay * (trained * x) if decay else change)
         keep = 1 - decay
@@ -176,19 +163,19 @@ def _local_step(at: Step, state: Mapping[str, dict[str, Array]], frozen: int) ->
         keeps[name] = keep * keeps[name]
 
 
-def _apply(mean: Arrays, at: Step, state: Mapping[str, dict[str, Array]], frozen: int) -> None:
+def _apply(mean: Arrays, at: Step, state: Mapping[str, dict[str, Array]]) -> None:
     """Change moments and parameters by the average of the sums, and start new sums."""
     for name, x in at.parameters.items():
         m, v = at.adam.moments(name)
         trained, anchor = v > 0, state["anchor"][name]
-        rate, keep = state["rate"][name], state["keep"][name]
+        rate, keep, frozen = (state[k][name].item() for k in ("rate", "keep", "frozen_steps"))
         average = trained * mean[name]
-        m[:] = average / (rate + (rate == 0))  # a learning rate of 0 gives 0
+        m[:] = average / (rate or 1.0)  # a learning rate of 0 gives 0
         decayed = trained * (anchor - keep * anchor)
         x[:] = anchor - decayed - average / at.adam.update(name, frozen).denominator
         state["sum"][name] = 0.0 * average
-        state["rate"][name] = 0.0 * rate
-        state["keep"][name] = 0.0 * keep + 1.0
+        state["rate"][name][:] = 0.0
+        state["keep"][name][:] = 1.0
 
 
 def _restart(at: Step, state: Mapping[str, dict[str, Array]]) -> None:

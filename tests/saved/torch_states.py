@@ -129,7 +129,7 @@ def written(file):
 
 def loaded(name, given):
     """Return the state_dicts of all workers after they have loaded those that are given, without
-    options and entries that the version that saved them did not have yet.
+    options, kinds of state and entries that the version that saved them did not have yet.
 
     `given`: this worker's state_dict, or those of all workers.
     """
@@ -148,6 +148,7 @@ def loaded(name, given):
         if "algorithm" in own:
             assert own["algorithm"] == in_full(saved["algorithm"])
             own["algorithm"] = saved["algorithm"]
+            own["state"] = {kind: own["state"][kind] for kind in saved["state"]}
     return states
 
 

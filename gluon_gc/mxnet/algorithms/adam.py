@@ -54,7 +54,7 @@ class WrappedAdam:
     def steps(self) -> int:
         return self._optimizer.num_update
 
-    def update(self, name: str, frozen: int) -> Update:
+    def update(self, name: str, frozen: float) -> Update:
         optimizer, index = self._optimizer, self._indices[name]
         optimizer._set_current_context(self._params[index].list_ctx()[0].device_id)
         steps = optimizer._index_update_count[index]

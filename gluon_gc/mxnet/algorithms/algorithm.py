@@ -351,8 +351,7 @@ class AlgorithmAveraging(Averaging):
             Key(i, LOCAL, _PARAMETER): first_copy(param) for i, param in self._averaged.items()
         }
         for kind, arrays in self._driver.saved_state().items():
-            node = OF_ALL if self._driver.is_shared(kind) else LOCAL
-            saved.update({Key(numbers[name], node, kind): a for name, a in arrays.items()})
+            saved.update(self._keyed({kind: {numbers[name]: a for name, a in arrays.items()}}))
         return saved
 
     def check(self, file: str, arrays: Arrays, strict: bool) -> None:
@@ -369,17 +368,19 @@ class AlgorithmAveraging(Averaging):
                     f"{expected} here"
                 )
 
+    def in_full(self, header: Mapping[str, Any], arrays: Arrays) -> Arrays:
+        state, options = _state_in(arrays), in_full(header["algorithm"])
+        added = self._algorithm.added(state, header["steps"], options)
+        return {**arrays, **self._keyed(added)}
+
     def regrouped(self, files: Sequence[Arrays]) -> Arrays:
-        states = []
-        for arrays in files:
-            state: dict[str, dict[int, np.ndarray]] = {}
-            for key, array in arrays.items():
-                if key.node in (LOCAL, OF_ALL):
-                    state.setdefault(key.what, {})[key.tensor] = array
-            states.append(state)
+        return self._keyed(self._algorithm.regrouped([_state_in(arrays) for arrays in files]))
+
+    def _keyed(self, state: Mapping[str, Mapping[int, Any]]) -> dict[Key, Any]:
+        """Arrays by kind of state and parameter index as `arrays` returns them."""
         return {
-            Key(i, LOCAL, kind): array
-            for kind, arrays in self._algorithm.regrouped(states).items()
+            Key(i, OF_ALL if self._driver.is_shared(kind) else LOCAL, kind): array
+            for kind, arrays in state.items()
             for i, array in arrays.items()
         }
 
@@ -448,6 +449,15 @@ class AlgorithmAveraging(Averaging):
             return averages
 
         return arrived
+
+
+def _state_in(arrays: Arrays) -> dict[str, dict[int, np.ndarray]]:
+    """The algorithm's state in a file, by kind and parameter index, and the parameters."""
+    state: dict[str, dict[int, np.ndarray]] = {}
+    for key, array in arrays.items():
+        if key.node in (LOCAL, OF_ALL):
+            state.setdefault(key.what, {})[key.tensor] = array
+    return state
 
 
 class _DriverOfContexts(MailboxDriver):

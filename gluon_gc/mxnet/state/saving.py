@@ -126,7 +126,8 @@ def _find(averaging: Averaging, fname: Files, strict: bool) -> _Found:
     arrays = []
     for name, states in files:
         numbers = _numbers(name, states, here, strict)
-        arrays.append(_renamed(averaging, states.arrays, numbers))
+        renamed = _renamed(averaging, states.arrays, numbers)
+        arrays.append(averaging.in_full(states.header, renamed))
     there = files[-1][1].header["parameters"]
     loaded = averaging.names({i for n, i in numbers.items() if there[n]["compression"] is not None})
     for (name, _), file_arrays in zip(files, arrays):

@@ -125,6 +125,10 @@ class Averaging(ABC):
         """Raise ValueError unless a file has the arrays that `arrays` returns."""
         return
 
+    def in_full(self, header: Mapping[str, Any], arrays: Arrays) -> Arrays:
+        """The arrays of a file, with those that it lacks because an earlier version saved it."""
+        return arrays
+
     def regrouped(self, files: Sequence[Arrays]) -> Arrays:
         """The arrays of each worker that depend on the files of all workers of another number."""
         return {}

@@ -62,7 +62,7 @@ class WrappedAdam:
         state = self._optimizer.state.get(next(iter(self._parameters.values())), {})
         return int(state.get("step", 0))
 
-    def update(self, name: str, frozen: int) -> Update:
+    def update(self, name: str, frozen: float) -> Update:
         """Return the update of a parameter, whose exp_avg_sq did not change in `frozen` steps."""
         state, group = self._state(name), self._group(name)
         steps, lr, (beta1, beta2) = float(state["step"]), float(group["lr"]), self.betas(name)

@@ -112,7 +112,7 @@ def load(state: AlgorithmState, given: StateDict | Sequence[StateDict]) -> None:
     own, parameters = workers[exchange.rank % len(workers)], state.rounds.parameters()
     for name, parameter in parameters.items():
         parameter.copy_(own["weights"][name])
-    kinds = dict(own["state"])
+    kinds = _in_full(state, own)
     if len(workers) != exchange.workers and several:
         states = [_in_host_memory(worker["state"]) for worker in workers]
         kinds.update(state.algorithm.regrouped(states))
@@ -123,6 +123,13 @@ def load(state: AlgorithmState, given: StateDict | Sequence[StateDict]) -> None:
     has_changed = in_full(own["algorithm"]) != state.options
     state.driver.go_on(own["steps"], kinds, has_changed)
     _load_optimizer(state.optimizer, own["optimizer"])
+
+
+def _in_full(state: AlgorithmState, given: StateDict) -> dict[str, Any]:
+    """Return the algorithm's state in a state_dict, with the kinds that its version lacked."""
+    saved, options = given["state"], in_full(given["algorithm"])
+    added = state.algorithm.added(saved, given["steps"], options) if given["steps"] else {}
+    return {**saved, **added}
 
 
 def _in_host_memory(state: State) -> State:
@@ -234,13 +241,14 @@ def _residuals(workers: Sequence[StateDict], kind: str, lane: Lane, several: boo
 def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:
     """Raise ValueError unless the saved state has the kinds and shapes of a new state."""
     begun = state.algorithm.begin(state.rounds.parameters()) if given["steps"] else {}
-    kinds = [kind for kind in given["state"] if not is_arriving(kind)]
+    saved = _in_full(state, given)
+    kinds = [kind for kind in saved if not is_arriving(kind)]
     fitting.check(NOUN, "set of kinds of state", sorted(kinds), sorted(begun))
     for kind, arrays in begun.items():
-        names = sorted(given["state"][kind]), sorted(arrays)
+        names = sorted(saved[kind]), sorted(arrays)
         fitting.check(NOUN, f"set of parameters with a {kind}", *names)
         for name, array in arrays.items():
-            shapes = list(given["state"][kind][name].shape), list(array.shape)
+            shapes = list(saved[kind][name].shape), list(array.shape)
             fitting.check(NOUN, f"shape of the {kind} of parameter '{name}'", *shapes)
 
 

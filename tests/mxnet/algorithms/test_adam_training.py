@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
+from gluon_gc import state as checkpoint
 from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
 from tests.mxnet.algorithms.adam_replay import corrected, onebit_replay
 from tests.mxnet.cluster.jobs import backward, gradients, make
@@ -152,6 +153,41 @@ def test_a_parameter_that_a_checkpoint_lacks_trains_or_is_named(
     assert ["does not train p2: Adam's variance is zero" in line for line in lines] == [True] * (
         stopped == 8
     )
+
+
+@pytest.mark.parametrize("is_earlier", [False, True], ids=["present", "earlier"])
+@pytest.mark.parametrize(
+    "before, now",
+    [
+        (FREEZE, {**FREEZE, "freeze_step": 99}),
+        ({**ZERO_ONE, "var_freeze_step": 99}, {**ZERO_ONE, "var_freeze_step": 1}),
+    ],
+    ids=["onebit_adam", "zero_one_adam"],
+)
+def test_after_a_change_of_options_steps_are_of_the_right_size(tmp_path, before, now, is_earlier):
+    """Each step of Adam subtracts the learning rate, because all gradients are 1.
+
+    A file of an earlier version lacks the numbers of updates of the variance.
+    """
+    file, ones = str(tmp_path / "states"), [np.ones(shape, np.float32) for shape in SHAPES]
+    params, trainer = made(settings={"learning_rate": 0.01}, algorithm=before)
+    for _ in range(20):
+        backward(params, ones)
+        trainer.step(1)
+    trainer.save_states(file)
+    if is_earlier:
+        states = checkpoint.read(file)
+        arrays = {key: a for key, a in states.arrays.items() if key.what != "frozen_steps"}
+        layout = {key: (array.shape, array.dtype.name) for key, array in arrays.items()}
+        checkpoint.write(file, states.header, layout, arrays.items(), states.optimizer)
+    start = [param.data().asnumpy() for param in params]
+    params, trainer = made(settings={"learning_rate": 0.01}, algorithm=now)
+    trainer.load_states(file, strict=False)
+    for _ in range(4):
+        backward(params, ones)
+        trainer.step(1)
+    for param, before in zip(params, start):
+        np.testing.assert_allclose(before - param.data().asnumpy(), 0.04, rtol=1e-3)
 
 
 @pytest.mark.parametrize("bad_step", [2, 6])

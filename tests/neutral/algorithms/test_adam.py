@@ -9,7 +9,7 @@ from gluon_gc import algorithms
 from gluon_gc.algorithms.adam import Update
 from gluon_gc.algorithms.driver import Driver
 from tests.algorithm_replay import AVERAGES, ZERO_ONE, OneBitAdamReplay, ZeroOneAdamReplay
-from tests.neutral.algorithms.test_algorithms import SHAPES, Worker, trained
+from tests.neutral.algorithms.test_algorithms import SHAPES, Worker, train, trained
 
 RATE, BETAS, EPSILON = 0.01, (0.9, 0.99), 1e-8
 DECAYS = [{}, {"decay": 0.1}, {"coupled": 0.1}]
@@ -273,6 +273,66 @@ def test_what_a_script_changes_after_an_average_stays(options, last):
         results.append(worker.values)
     for name in SHAPES:
         np.testing.assert_allclose(results[1][name], results[0][name] + 3, **ROUNDING)
+
+
+@pytest.mark.parametrize("last", [3, 13, 40])
+def test_an_interval_that_began_with_other_options_ends_with_an_average(last):
+    """Two local steps came since the last average. The next step may be a variance step."""
+    workers, drivers = trained(ZERO_ONE, 2, 11, AdamWorker)
+    options = {**ZERO_ONE, "var_freeze_step": last, "var_update_scaler": 9}
+    continued = [Driver(algorithms.parse(options), worker) for worker in workers]
+    for driver, saved in zip(continued, drivers):
+        driver.go_on(saved.steps, saved.saved_state(), has_changed=True)
+    for step in range(11, 20):
+        train(workers, continued, [step])
+        one, other = (np.concatenate([x.ravel() for x in w.values.values()]) for w in workers)
+        assert (one == other).all() == continued[0].algorithm.keeps_changes(step + 2), step
+
+
+WITHOUT_LOCAL_STEPS = {**ZERO_ONE, "local_step_clipper": 1}
+CHANGES = [
+    (onebit_adam(10), onebit_adam(3)),
+    (onebit_adam(3), onebit_adam(10)),
+    (onebit_adam(3), onebit_adam(99)),
+    (
+        {"name": "onebit_adam", "freeze_step": 0.1, "total_steps": 50},
+        {"name": "onebit_adam", "freeze_step": 0.1, "total_steps": 150},
+    ),
+    ({**WITHOUT_LOCAL_STEPS, "var_freeze_step": 99}, WITHOUT_LOCAL_STEPS),
+    (WITHOUT_LOCAL_STEPS, {**ZERO_ONE, "var_freeze_step": 99, "var_update_scaler": 16}),
+]
+
+
+class ConstantWorker(AdamWorker):
+    """A worker whose gradients are 1, so that each step of Adam subtracts the learning rate."""
+
+    def draw(self, step):
+        for name, shape in SHAPES.items():
+            self.grads[name] = np.ones(shape, np.float32)
+
+
+@pytest.mark.parametrize("is_earlier", [False, True], ids=["present", "earlier"])
+@pytest.mark.parametrize("before, now", CHANGES, ids=str)
+def test_the_variance_is_corrected_by_its_updates_after_a_change_of_options(
+    before, now, is_earlier
+):
+    """A checkpoint of an earlier version lacks the number of updates."""
+    (worker,), (saved,) = trained(before, 1, 20, ConstantWorker)
+    state, algorithm = saved.saved_state(), algorithms.parse(now)
+    frozen = state["frozen_steps"]
+    if is_earlier:
+        del state["frozen_steps"]
+        state.update(algorithm.added(state, 20, before))
+    else:
+        assert not algorithm.added(state, 20, before)
+    np.testing.assert_equal(state["frozen_steps"], frozen)
+    driver = Driver(algorithm, worker)
+    driver.go_on(20, state, has_changed=True)
+    start = {name: x.copy() for name, x in worker.values.items()}
+    for step in range(1, 9):
+        train([worker], [driver], [step])
+        for name, x in worker.values.items():
+            np.testing.assert_allclose(start[name] - x, step * RATE, rtol=1e-3)
 
 
 def test_an_interval_that_began_with_other_options_keeps_its_anchor():

@@ -74,10 +74,17 @@ class Worker:
 
 def trained(options, workers, steps, kind=Worker):
     """Return the workers after `steps` steps of an algorithm, and their drivers."""
-    barrier = threading.Barrier(workers, timeout=10)
-    given = [None] * workers
     them = [kind(rank, workers) for rank in range(workers)]
     drivers = [Driver(algorithms.parse(options), worker) for worker in them]
+    train(them, drivers, range(steps))
+    return them, drivers
+
+
+def train(them, drivers, steps):
+    """Make steps with each worker and its driver."""
+    workers = len(them)
+    barrier = threading.Barrier(workers, timeout=10)
+    given = [None] * workers
 
     def run(rank):
         def meet(vectors):
@@ -88,7 +95,7 @@ def trained(options, workers, steps, kind=Worker):
             return {name: total / np.float32(workers) for name, total in sums.items()}
 
         them[rank].meet = meet
-        for step in range(steps):
+        for step in steps:
             them[rank].draw(step)
             drivers[rank].step(them[rank].update, them[rank].adam)
 
@@ -97,7 +104,6 @@ def trained(options, workers, steps, kind=Worker):
         thread.start()
     for thread in threads:
         thread.join()
-    return them, drivers
 
 
 FULL = {"fragments": 3, "overlap": 2, "mix": 0.25, "outer_lr": 0.5, "outer_momentum": 0.5}

@@ -350,6 +350,39 @@ def test_what_is_resumed_goes_on_bit_for_bit():
         optimizer.compression_state.close()
 
 
+@on_workers(2)
+def test_after_a_change_of_options_steps_are_of_the_right_size():
+    """Each step of Adam subtracts the learning rate, because all gradients are 1.
+
+    A checkpoint of an earlier version lacks the numbers of updates of the variance.
+    """
+    zero_one = {**ZERO_ONE, "var_freeze_step": 99}
+    ways = ((FREEZE, {**FREEZE, "freeze_step": 99}), (zero_one, {**ZERO_ONE, "var_freeze_step": 1}))
+    for before, now in ways:
+        net = Net()
+        optimizer = distributed(net, before, inner=ADAM(net.parameters(), lr=0.01))
+        step_with_ones(net, optimizer, 20)
+        file = optimizer.compression_state.state_dict()
+        optimizer.compression_state.close()
+        earlier = {**file, "state": {**file["state"]}}
+        del earlier["state"]["frozen_steps"], earlier["entries"]
+        for each in (file, earlier):
+            optimizer = distributed(net, now, inner=ADAM(net.parameters(), lr=0.01))
+            optimizer.compression_state.load_state_dict(each)
+            start = flat(net)
+            step_with_ones(net, optimizer, 4)
+            moved = start - flat(net)
+            torch.testing.assert_close(moved, torch.full_like(moved, 0.04), rtol=1e-3, atol=0)
+            optimizer.compression_state.close()
+
+
+def step_with_ones(net, optimizer, steps):
+    for _ in range(steps):
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+
 # Memory
 
 
