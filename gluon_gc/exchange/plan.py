@@ -259,20 +259,21 @@ def batches(
 def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> list[Chunk]:
     """Cut tensors into chunks: compressed ones in the order of the tensors, then uncompressed ones.
 
-    Uncompressed tensors of one dtype share chunks, up to `SMALL_BYTES`. Larger ones do not: a chunk
-    is summed by one server, and none of its tensors is ready before all of it has been summed.
+    Uncompressed tensors of one dtype, also on the wire, share chunks, up to `SMALL_BYTES`. Larger
+    ones do not: a chunk is summed by one server, and none of its tensors is ready before all of it
+    has been summed.
     Uncompressed row-sparse tensors are exchanged in another way. Row-sparse tensors are not cut.
 
     The sizes are BYTEPS_PARTITION_BYTES and BYTEPS_MIN_COMPRESS_BYTES, before compression.
     """
     chunks: list[Chunk] = []
-    uncompressed: dict[str, list[Tensor]] = {}
+    uncompressed: dict[tuple[str, str], list[Tensor]] = {}
     for tensor in tensors:
         if travels_compressed(tensor, min_compress_bytes):
             chunks.extend(_compressed_chunks(tensor, partition_bytes))
         else:
-            uncompressed.setdefault(_wire_dtype(tensor), []).append(tensor)
-    for dtype, group in uncompressed.items():
+            uncompressed.setdefault((_wire_dtype(tensor), tensor.dtype), []).append(tensor)
+    for (dtype, _), group in uncompressed.items():
         chunks.extend(_uncompressed_chunks(group, dtype, partition_bytes))
     return chunks
 

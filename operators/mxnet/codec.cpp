@@ -14,7 +14,8 @@
 //     (count, payload_bytes).
 //
 // gluon_gc_decompress(messages, ..., gradient, ...) -> meter
-//     Writes the sum of `count` messages, in `arrays` arrays, to the gradients. The caller passes the meter as `out`.
+//     Writes the sum of `count` messages, in `arrays` arrays, to the gradients; in float16 gradients, it is multiplied
+//     by `half_scale` (default: 1) before it is rounded. The caller passes the meter as `out`.
 //     `refused` has a line for each chunk: the operator fails with this name if the chunk is not finite, unless the
 //     line is empty. Without a meter, `refused` is ignored and the output is each chunk's gluon_gc_status, int64.
 #include "../core/finite.h"
@@ -159,6 +160,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
       slots = slots_in(chunks, inputs->at(0), count);
     }
     const gluon_gc_call common = common_call(a, workspace);
+    const auto half_scale = static_cast<float>(a.number("half_scale", 1));
     std::vector<gluon_gc_status> statuses(chunks.all.size());
     for (std::size_t i = 0; i < chunks.all.size(); ++i) {
       const Chunk& chunk = chunks.all[i];
@@ -170,7 +172,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
       check(gluon_gc_decompress(&call, 1));
       if (slices.is_half(i)) {
         auto* const half = static_cast<std::uint16_t*>(slices.at(i));
-        half_from_float(converted, chunk.n, 1, half);
+        half_from_float(converted, chunk.n, half_scale, half);
         statuses[i].finite &= values_finite(half, chunk.n);  // a decoded value may overflow float16
       }
     }

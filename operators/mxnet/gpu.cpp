@@ -73,10 +73,10 @@ class Calls {
     convert(all);
   }
 
-  // Queues the conversion of the calls' float32 values to float16 gradients.
-  void write_halves() const {
+  // Queues the conversion of the calls' float32 values, times `scale`, to float16 gradients.
+  void write_halves(double scale) const {
     std::vector<gluon_gc_conversion> all;
-    for (const Half& half : halves_) all.push_back({half.values, half.gradient, half.n, 4, 2, 1, nullptr, nullptr});
+    for (const Half& half : halves_) all.push_back({half.values, half.gradient, half.n, 4, 2, scale, nullptr, nullptr});
     convert(all);
   }
 
@@ -136,7 +136,7 @@ MXReturnValue decompress_on_gpu(const Map& map, Tensors* inputs, Tensors* output
     gluon_gc_status* status = statuses_in(outputs->at(0));
     for (gluon_gc_call& call : calls.all) call.status = status++;
     check(gluon_gc_decompress(calls.all.data(), calls.all.size()));
-    calls.write_halves();
+    calls.write_halves(a.number("half_scale", 1));
   });
 }
 

@@ -72,6 +72,11 @@ def test_neighbouring_slices_of_a_tensor_that_is_sent_as_float16_are_one_slice()
     assert [(piece.begin, piece.end) for piece in chunk.slices] == [(0, 2000)]
 
 
+def test_float16_tensors_share_no_chunk_with_tensors_that_are_sent_as_float16():
+    tensors = [Tensor(d, 10, d, CompressionParams(fp16=True)) for d in ("float16", "float32")]
+    assert [chunk.dtype for chunk in cut(tensors, 4000, 0)] == ["float16", "float16"]
+
+
 def test_tensors_below_the_minimum_and_integers_are_not_compressed():
     small, large, whole = cut(
         [

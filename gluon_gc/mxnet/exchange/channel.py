@@ -131,7 +131,7 @@ class Channel(Metered):
         out: NDArray | None = None,
     ) -> NDArray:
         """The message of a job's gradients, or of `values`, which are already multiplied."""
-        scale, factor = job.scale, job.factor
+        scale, factor = self._scale(job), job.factor
         if values is not None:
             arrays, offsets, scale, factor = [values], self._layout.offsets, 1.0, None
         elif self.gpu is not None:
@@ -145,7 +145,7 @@ class Channel(Metered):
         """Write this worker's own values side by side. If `metered`, the meter counts this call."""
         arrays, offsets = self._arrays(job.gradients, "own")
         meter = dict(meter=self._meter, step=job.step) if metered else {}
-        values = dict(scale=job.scale, out=to, factor=job.factor)
+        values = dict(scale=self._scale(job), out=to, factor=job.factor)
         return self._layout.fuse(arrays, offsets, **values, **meter)
 
     def deliver(
@@ -156,15 +156,25 @@ class Channel(Metered):
         framing: Mapping[str, Any] | None = None,
     ) -> None:
         """Decode the received messages, and write the sum to the gradients."""
+        unit = self._unit(gradients)
         if self.gpu is None:
             arrays, offsets = self._arrays(gradients, "result")
-            self._encoding.decompress(received, arrays, offsets, count, framing)
+            self._encoding.decompress(received, arrays, offsets, count, framing, unit)
             return
         results = self._on_gpu(gradients, "room_on")
-        self._encoding.decompress(received, *_together(results), count, framing)
+        self._encoding.decompress(received, *_together(results), count, framing, unit)
         for piece, (array, begin) in zip(self.slices, results):
             if piece.tensor in gradients:
                 gradients[piece.tensor].broadcast(array, begin, piece)
+
+    def _scale(self, job: Job) -> float:
+        """The multiplier of a job's gradients. An uncompressed message is in their unit."""
+        return job.scale if self.params is not None else job.scale / self._unit(job.gradients)
+
+    def _unit(self, gradients: Gradients) -> float:
+        """The unit of the float16 gradients. Uncompressed, they share no message with others."""
+        units = (gradients[name].unit for name in self.tensors if name in gradients)
+        return next((unit for unit in units if unit != 1.0), 1.0)
 
     def _arrays(self, gradients: Gradients, which: str) -> tuple[list[NDArray], Offsets]:
         """The arrays with the slices; for each slice, the index of its array and its offset."""
@@ -286,6 +296,7 @@ class PlainCoder:
         offsets: Offsets,
         count: int = 1,
         framing: Mapping[str, Any] | None = None,
+        unit: float = 1.0,
     ) -> None:
         if self._gpu is None:
             self._defuse(messages, gradients, offsets)

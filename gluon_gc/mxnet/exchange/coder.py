@@ -175,8 +175,12 @@ class MessageCoder:
         offsets: Offsets,
         count: int = 1,
         framing: Mapping[str, Any] | None = None,
+        unit: float = 1.0,
     ) -> None:
-        """Write the sum of `count` messages to the gradients; see `compress`."""
+        """Write the sum of `count` messages to the gradients; see `compress`.
+
+        In float16 gradients, the sum is divided by `unit` before it is rounded.
+        """
         layout = dict(arrays=len(messages), count=count, metered=1, **framing or {})
         meter, refused = self.meter, self._refused
         if self._gpu:
@@ -187,7 +191,7 @@ class MessageCoder:
             (*messages, *gradients),
             meter,
             **self._options,
-            **self._attribute("decompress", layout, len(gradients), offsets),
+            **self._attribute("decompress", layout, len(gradients), offsets, half_scale=1 / unit),
             **self._drawn_alike,
             **refused,
         )

@@ -54,6 +54,7 @@ class Gradient:
         self.from_gpus = all(context.device_type == "gpu" for context in self.contexts)
         self._on_cpu: tuple[NDArray, NDArray] | None = None
         self._wanted = False  # whether `result` was asked for
+        self.unit = 1.0  # the result is divided by it before it is rounded, if it is float16
         (first, *others), (context, *_) = self._arrays, self.contexts
         in_place = any(target is first for target in self._targets)
         alone = not others and context.device_type == "cpu" and first.stype == stype
@@ -95,8 +96,9 @@ class Gradient:
                 _with_storage(self.result, target.stype).copyto(target)
 
     def copied_result(self) -> NDArray:
-        """A copy of what `finish` or `broadcast` has written to a target."""
-        return self._targets[0].copy()
+        """A copy of what `finish` or `broadcast` has written to a target, times the unit."""
+        result = self._targets[0]
+        return result.copy() if self.unit == 1.0 else result.astype("float32") * self.unit
 
     # On a GPU
 

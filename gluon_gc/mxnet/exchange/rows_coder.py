@@ -133,6 +133,7 @@ class RowsCoder:
         offsets: Offsets,
         count: int = 1,
         framing: Mapping[str, Any] | None = None,
+        unit: float = 1.0,
     ) -> None:
         """Write the sum of `count` messages to the gradient, which gets the rows of all of them."""
         layout = dict(arrays=len(messages), count=count, **framing or {})

@@ -36,8 +36,9 @@ from .parameters import Compressions
 if TYPE_CHECKING:
     from .reporter import TrainerReporter
 
-Update = Callable[[float, bool], None]
-"""Applies the optimizer, given a factor for the gradients and `ignore_stale_grad`."""
+Update = Callable[..., None]
+"""Applies the optimizer, given a factor for the gradients, `ignore_stale_grad`, and another factor
+for float16 gradients (default: 1)."""
 
 
 @dataclass(frozen=True)

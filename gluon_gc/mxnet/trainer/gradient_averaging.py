@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Collection, Iterator, Mapping, Sequence
 
+import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
@@ -27,6 +29,8 @@ from .momentum import Momentum, require_outside
 from .optimizer_facts import next_rate
 from .parameters import gradient_of, tensor_of
 
+_ROOM_UNDER_AMP = 10  # bits by which float16 averages may be larger than gradients
+
 
 @dataclass
 class _Averages:
@@ -37,6 +41,7 @@ class _Averages:
     # The arrays of the parameters whose gradients were fresh. They are stale since the exchange, so
     # that no later exchange takes an average for a fresh gradient.
     fresh: Sequence[NDArray] = ()
+    unit: float = 1.0  # of the float16 averages
     stale: str = ""  # the first parameter whose stale gradient was averaged like a fresh one
     names: set[str] | None = None  # the tensors, if the exchange can be taken back
     excluded: bool = False  # whether it is taken back in any case, because of `not_applied`
@@ -75,6 +80,7 @@ class GradientAveraging(Averaging):
         self._reused: dict[str, Gradient] = {}
         self._momentum_after: set[int] = set()  # indices whose compressor applies none
         self._stateful: set[int] = set()  # indices to declare even if they are frozen
+        self._unit: float | None = None  # of float16 averages; all workers agree in the first step
         self._nonfinite = 0  # the number of averages so far that were not finite
         self._undoable = False  # whether later exchanges can be taken back
         self._keeps_earlier = False  # whether all channels keep the state before an exchange
@@ -91,7 +97,7 @@ class GradientAveraging(Averaging):
         self._use(exchange)
         self._stateful = {i for i, _ in self.tensors} if goes_on else set()
         self.tensors.clear()
-        self._averages = None
+        self._averages = self._unit = None
         self._keeps_earlier = False
         self._nonfinite = 0
         self._momentum_after.clear()
@@ -139,7 +145,7 @@ class GradientAveraging(Averaging):
     # A step
 
     def step(self, arguments: StepArguments, update: Update) -> None:
-        self._average(arguments, checks_weights=True)
+        self._average(arguments, in_step=True)
         self._apply(update, 1.0, arguments.ignore_stale_grad)
 
     def average(self, arguments: StepArguments) -> None:
@@ -153,10 +159,11 @@ class GradientAveraging(Averaging):
         if self._momentum is not None:
             self._momentum.keep_earlier()
 
-    def _average(self, arguments: StepArguments, checks_weights: bool = False) -> None:
+    def _average(self, arguments: StepArguments, in_step: bool = False) -> None:
         """Exchange the gradients, and take the exchange back if the step is left out.
 
-        `checks_weights`: the update follows at once, so weights must be equal now.
+        `in_step`: the update follows at once, so weights must be equal now, and the script does not
+        see the averages before, so float16 averages may have a unit.
         """
         optimizer, scaler = arguments.optimizer, arguments.scaler
         batch_size, ignore_stale_grad = arguments.batch_size, arguments.ignore_stale_grad
@@ -178,8 +185,9 @@ class GradientAveraging(Averaging):
             self._averages = _Averages(batch_size=batch_size, skipped=True)
             return
         self.prepare(optimizer, "step", about)
-        if checks_weights and indices:  # before the exchange: its error then leaves no averages
+        if in_step and indices:  # before the exchange: its error then leaves no averages
             self._check_weights(self.steps + 1)
+        unit = self._unit_of_half(arguments, indices, about) if in_step else 1.0
         gradients = {i: self._params[i].list_grad() for i in indices}
         ratios = self._ratios(optimizer, indices)
         names = self.names(indices)
@@ -187,7 +195,7 @@ class GradientAveraging(Averaging):
             self._moved(self.names())
         job = None
         if indices:
-            job = self._job(gradients, arguments.scale / (batch_size or 1), ratios)
+            job = self._job(gradients, arguments.scale / (batch_size or 1), ratios, unit)
         self.steps += 1
         if self._undoable:
             if not self._keeps_earlier:
@@ -199,7 +207,7 @@ class GradientAveraging(Averaging):
         fresh = freshness.use_up(self._params)
         undoable = names if self._undoable else None
         self._averages = _Averages(
-            indices, batch_size, fresh, stale, undoable, excluded=self._not_applied
+            indices, batch_size, fresh, unit, stale, undoable, excluded=self._not_applied
         )
         if job is not None:
             self._start(job)
@@ -211,7 +219,8 @@ class GradientAveraging(Averaging):
             self._divisor = 1
         for i in indices:
             if i in self._momentum_after:
-                self._momentum.add_to_gradient(i, gradients[i])
+                own_unit = unit if self._is_half(i) else 1.0
+                self._momentum.add_to_gradient(i, gradients[i], own_unit)
 
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
         return self.exchange.total(f"{self._name}.overflow", overflow, "step", about)
@@ -252,7 +261,7 @@ class GradientAveraging(Averaging):
             return
         freshness.restore(self._averages.fresh)
         self._averages.tried = True
-        update(rescale, ignore_stale_grad)
+        update(rescale, ignore_stale_grad, self._averages.unit)
         self.applied()
 
     # Averages that are not applied
@@ -349,6 +358,29 @@ class GradientAveraging(Averaging):
         fresh = freshness.fresh_anywhere(self.exchange, flags, self._params, about)
         return [i for i in indices if fresh[i]]
 
+    def _unit_of_half(
+        self, arguments: StepArguments, indices: Sequence[int], about: Facts
+    ) -> float:
+        """The unit of a step's float16 averages: a power of two, equal on all workers.
+
+        An optimizer with master weights multiplies by it in float32. It is about scale / batch_size
+        of the first step, so an average is about as large as the gradients that it is made of. AMP
+        scales the loss until gradients almost overflow, so there is room for sums of several steps.
+        """
+        if not (arguments.optimizer.multi_precision and any(map(self._is_half, indices))):
+            return 1.0
+        scaled_by_amp = arguments.scaler is not None
+        if self._unit is None or scaled_by_amp:
+            mantissa, exponent = math.frexp(arguments.scale / arguments.batch_size)
+            exponent += _ROOM_UNDER_AMP * scaled_by_amp - (abs(mantissa) == 0.5)
+            array = mx.nd.array([exponent])
+            total = self.exchange.total(f"{self._name}.unit", array, "step", about)
+            self._unit = 2.0 ** math.ceil(total.asscalar() / self.exchange.num_workers)
+        return self._unit
+
+    def _is_half(self, index: int) -> bool:
+        return self.tensors[index, ""].dtype == "float16"
+
     def _ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> dict[str, float]:
         """Previous learning rate / current one, where that is not 1, by tensor."""
         follow = [i for i in indices if self.tensors[i, ""].params.follows_rates]
@@ -357,12 +389,17 @@ class GradientAveraging(Averaging):
         return {self.tensors[i, ""].name: ratio for i, ratio in ratios.items()}
 
     def _job(
-        self, arrays: Mapping[int, Sequence[NDArray]], scale: float, ratios: Mapping[str, float]
+        self,
+        arrays: Mapping[int, Sequence[NDArray]],
+        scale: float,
+        ratios: Mapping[str, float],
+        unit: float,
     ) -> Job:
         gradients = {}
         for i, copies in arrays.items():
             name = self.tensors[i, ""].name
             gradients[name] = self._gradient(name, copies)
+            gradients[name].unit = unit if self._is_half(i) else 1.0
         factor = None
         if self._max_grad_norm is not None:
             floating = [tensor.name for tensor in self.tensors.values() if tensor.floating]

@@ -70,16 +70,20 @@ class Momentum:
         self._state.update(self._earlier)
         self._earlier = {}
 
-    def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
-        """Apply momentum to an uncompressed gradient, with equal copies on all contexts."""
+    def add_to_gradient(self, index: int, gradients: Sequence[NDArray], unit: float = 1.0) -> None:
+        """Apply momentum to an uncompressed gradient, with equal copies on all contexts.
+
+        The gradients are in this unit, and m is in units of 1.
+        """
         first, *others = legacy(gradients)
         m = self._to_change((index,), first)
         m *= self.mu
-        m += first.astype(m.dtype, copy=False)
+        gradient = first.astype(m.dtype, copy=False)
+        m += gradient if unit == 1.0 else gradient * unit
         if self._nesterov(index):
-            first += (self.mu * m).astype(first.dtype, copy=False)
+            first += (self.mu / unit * m).astype(first.dtype, copy=False)
         else:
-            m.astype(first.dtype, copy=False).copyto(first)
+            (m if unit == 1.0 else m / unit).astype(first.dtype, copy=False).copyto(first)
         for other in others:
             first.copyto(other)
 
@@ -100,12 +104,20 @@ class Momentum:
         return state
 
     def add_weight_decay(
-        self, optimizer: Optimizer, params: Sequence[Parameter], rescale: float
+        self,
+        optimizer: Optimizer,
+        params: Sequence[Parameter],
+        rescale: float,
+        unit: float = 1.0,
     ) -> None:
-        """Add w / rescale to fresh gradients, because the optimizer multiplies by `rescale`."""
+        """Add w / rescale to fresh gradients, because the optimizer multiplies by `rescale`.
+
+        float16 gradients are also in this unit.
+        """
         for index, param in enumerate(params):
             if param.grad_req != "null":
-                self._add_weight_decay(index, optimizer._get_wd(index), param, rescale)
+                factor = rescale * unit if is_half(param) else rescale
+                self._add_weight_decay(index, optimizer._get_wd(index), param, factor)
 
     def _add_weight_decay(self, index: int, wd: float, param: Parameter, rescale: float) -> None:
         weights, nesterov = param.list_data(), self._nesterov(index)
@@ -144,6 +156,10 @@ class Momentum:
             contexts = range(len(params[index].list_ctx()))
             for key in [(index, i) for i in contexts] if context else [(index,)]:
                 self._state[key] = mx.nd.array(array, dtype=array.dtype)
+
+
+def is_half(array: NDArray | Parameter) -> bool:
+    return np.dtype(array.dtype) == np.float16
 
 
 def _dense_float32(*arrays: NDArray) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import numbers
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
+from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
 from ... import env
@@ -33,7 +34,7 @@ from .amp import AgreedLossScaler
 from .averaging import StepArguments
 from .equal_weights import broadcast_changed, broadcast_initial
 from .gradient_averaging import GradientAveraging
-from .momentum import momentum_of, switched_off
+from .momentum import is_half, momentum_of, switched_off
 from .parameters import Compressions, Parameters, in_order_of_backward
 from .reporter import TrainerReporter
 
@@ -231,7 +232,9 @@ class DistributedTrainer(Trainer):
         batch_size : int
             The number of samples in this worker's batch. Gradients are divided by batch_size *
             size() before momentum and compression, so their sum over all workers is the average.
-            An algorithm gets this worker's gradients divided by batch_size.
+            float16 averages keep about the scale of the batch's sum if the optimizer has
+            multi_precision, which then divides them in float32. An algorithm gets this worker's
+            gradients divided by batch_size.
         ignore_stale_grad : bool
             Whether stale gradients are allowed; the same on all workers. A gradient is stale if
             backward has not written it since the last exchange. A stale gradient counts as zeros.
@@ -274,7 +277,8 @@ class DistributedTrainer(Trainer):
         ----------
         batch_size : int, optional
             The number of samples in this worker's batch. The gradients are divided by it before
-            momentum and compression, as in `step`. If None, `update` divides the averages instead.
+            momentum and compression, as in `step`. Here this holds for float16 averages, too, whose
+            elements below 3e-8 become zero. If None, `update` divides the averages instead.
             Residuals and momentum then belong to sums over a batch, so all batches must have the
             same size.
         ignore_stale_grad : bool
@@ -503,14 +507,16 @@ class DistributedTrainer(Trainer):
         """Do nothing, because DistributedTrainer broadcasts the parameters."""
         self._params_to_init = []
 
-    def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
+    def _apply(self, rescale: float, ignore_stale_grad: bool, unit: float = 1.0) -> None:
+        """Update from gradients times `rescale`; those of float16 are also in this unit."""
         self._optimizer.rescale_grad = rescale
         self._init_kvstore()
-        if self._momentum is None:
-            self._update(ignore_stale_grad)
-            return
-        self._momentum.add_weight_decay(self._optimizer, self._params, rescale)
-        with switched_off(self._optimizer):
+        with ExitStack() as stack:
+            if self._momentum is not None:
+                self._momentum.add_weight_decay(self._optimizer, self._params, rescale, unit)
+                stack.enter_context(switched_off(self._optimizer))
+            if unit != 1.0:
+                stack.enter_context(self._wrapped_updaters(partial(self._in_unit, rescale, unit)))
             self._update(ignore_stale_grad)
 
     def _update_alone(self, batch_size: float, ignore_stale_grad: bool) -> None:
@@ -528,7 +534,7 @@ class DistributedTrainer(Trainer):
         if len(self._updaters) == 1 or not isinstance(self._optimizer, mx.optimizer.Nadam):
             super()._update(ignore_stale_grad)
             return
-        optimizer, updaters = self._optimizer, self._updaters
+        optimizer = self._optimizer
         schedule = optimizer.m_schedule
 
         def with_schedule(updater: Updater) -> Callable[..., None]:
@@ -538,11 +544,31 @@ class DistributedTrainer(Trainer):
 
             return update
 
-        self._updaters = list(map(with_schedule, updaters))
-        try:
+        with self._wrapped_updaters(with_schedule):
             super()._update(ignore_stale_grad)
+
+    @contextmanager
+    def _wrapped_updaters(self, wrap: Callable[[Updater], Callable[..., None]]) -> Iterator[None]:
+        updaters = self._updaters
+        self._updaters = list(map(wrap, updaters))
+        try:
+            yield
         finally:
             self._updaters = updaters
+
+    def _in_unit(self, rescale: float, unit: float, updater: Updater) -> Callable[..., None]:
+        """An updater that multiplies float16 gradients by a unit, too."""
+        optimizer = self._optimizer
+
+        def update(*columns: Sequence[Any]) -> None:
+            tensors = list(zip(*columns))
+            if updater.aggregate_updates:  # then it updates each dtype by itself in any case
+                tensors.sort(key=_has_half)
+            for half, group in itertools.groupby(tensors, _has_half):
+                optimizer.rescale_grad = rescale * unit if half else rescale
+                updater(*zip(*group))
+
+        return update
 
     # AMP: amp.init_trainer sets this attribute
 
@@ -601,6 +627,11 @@ def report(
     return trainer.start_report(
         partial(Settings, every, tensorboard, wandb, prometheus, measure_error)
     )
+
+
+def _has_half(tensor: tuple[int, NDArray, NDArray]) -> bool:
+    """Whether the weight is float16, given a parameter's index, gradient and weight."""
+    return is_half(tensor[2])
 
 
 def _require_positive(name: str, value: Any) -> None:

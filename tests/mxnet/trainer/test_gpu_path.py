@@ -74,6 +74,8 @@ def train(exchange, contexts, dtype, missing=(), out_of_place=False, max_norm=No
                 outs[t] = [x.copy() for x in values[t]] if out_of_place else values[t]
         before = {t: [x.asnumpy() for x in arrays] for t, arrays in values.items()}
         gradients = {t: exchange.channels.gradient(t, values[t], outs[t]) for t in values}
+        for gradient in gradients.values():
+            gradient.unit = 0.25 if dtype == "float16" else 1.0
         factor = None
         if max_norm is not None:
             factor = clip_factor(sums_of(list(gradients.values())), 1.0, max_norm)
