@@ -58,7 +58,11 @@ class Coding(Protocol):
 
 
 class PlainCoding(Coding):
-    """Chunks that are sent uncompressed."""
+    """Chunks that are sent uncompressed.
+
+    As float16, gradients are divided by the loss scale when they have arrived: without it, small
+    ones would be rounded to zero.
+    """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
         self._arrays, view = arrays, arrays.view
@@ -78,7 +82,8 @@ class PlainCoding(Coding):
         values = job.request.values
         with values.queue(), self._order.queue():
             for chunk, sent in self._sent:
-                self._arrays.copy(values.of(chunk.piece), sent, job.scale)
+                scale = job.scale * _divisor_on_arrival(chunk, job)
+                self._arrays.copy(values.of(chunk.piece), sent, scale)
 
     def answer(self, job: Job) -> None:
         with self._order.queue():
@@ -90,9 +95,16 @@ class PlainCoding(Coding):
         with values.queue(), self._order.queue():
             for chunk, (answer,) in self._answers:
                 self._arrays.copy(answer, values.of(chunk.piece))
+                divisor = _divisor_on_arrival(chunk, job)
+                if divisor != 1.0:
+                    self._arrays.multiply(values.of(chunk.piece), 1 / divisor)
                 if chunk.checked:
                     checks.append((chunk.piece.tensor, self._arrays.check_finite(answer)))
         return (name for name, is_finite in checks if not is_finite())
+
+
+def _divisor_on_arrival(chunk: ExchangedChunk, job: Job) -> float:
+    return job.request.divisor if chunk.wire == "float16" else 1.0
 
 
 class PayloadCoding(Coding):

@@ -268,6 +268,21 @@ def test_a_scaled_loss():
     state.close()
 
 
+@on_workers(2)
+def test_small_gradients_of_a_scaled_loss_are_not_lost_as_float16():
+    for dtype, params in ((torch.float16, None), (torch.float32, {"fp16": True})):
+        net = torch.nn.Linear(64, 1, bias=False).to(dtype)
+        scaler = torch.amp.GradScaler("cpu")
+        state = bps.CompressionState(net.named_parameters(), params, grad_scaler=scaler)
+        ddp = torch.nn.parallel.DistributedDataParallel(net)
+        ddp.register_comm_hook(state, bps.compression_hook)
+        output = ddp(torch.full((1, 64), 1e-3, dtype=dtype))
+        scaler.scale(output.sum().float() / 2**16).backward()
+        gradient = net.weight.grad.float() / scaler.get_scale()
+        torch.testing.assert_close(gradient, torch.full((1, 64), 1e-3 / 2**16), rtol=1e-2, atol=0)
+        state.close()
+
+
 def saved(folder):
     """Train five steps, save a checkpoint, train five more steps, and save the weights."""
     for number, params in enumerate(SETTINGS):
