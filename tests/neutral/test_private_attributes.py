@@ -48,6 +48,7 @@ OF_OTHERS = {
     "torch/gradients/optimizer_hooks.py": {"_optimizer_step_pre_hooks"},
     "torch/byteps/rendezvous.py": {"_get_default_store"},
     "torch/byteps/push_pull.py": {"_indices", "_values"},
+    "torch/gradients/momentum.py": {"_values"},
     "torch/gradients/undo.py": {
         "_C",
         "_current_graph_task_id",
