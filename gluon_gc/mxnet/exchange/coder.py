@@ -182,6 +182,7 @@ class MessageCoder:
         In float16 gradients, the sum is divided by `unit` before it is rounded.
         """
         layout = dict(arrays=len(messages), count=count, metered=1, **framing or {})
+        values = {} if unit == 1.0 else {"half_scale": 1 / unit}
         meter, refused = self.meter, self._refused
         if self._gpu:
             messages = [self._unpacked(messages, layout).as_in_context(self._gpu)]
@@ -191,7 +192,7 @@ class MessageCoder:
             (*messages, *gradients),
             meter,
             **self._options,
-            **self._attribute("decompress", layout, len(gradients), offsets, half_scale=1 / unit),
+            **self._attribute("decompress", layout, len(gradients), offsets, **values),
             **self._drawn_alike,
             **refused,
         )
