@@ -261,8 +261,8 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
 
     Uncompressed tensors of one dtype, also on the wire, share chunks, up to `SMALL_BYTES`. Larger
     ones do not: a chunk is summed by one server, and none of its tensors is ready before all of it
-    has been summed.
-    Uncompressed row-sparse tensors are exchanged in another way. Row-sparse tensors are not cut.
+    has been summed. Uncompressed row-sparse tensors are exchanged in another way. Row-sparse
+    tensors are not cut.
 
     The sizes are BYTEPS_PARTITION_BYTES and BYTEPS_MIN_COMPRESS_BYTES, before compression.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from contextlib import contextmanager
+from inspect import signature
 from typing import (
     Any,
     Callable,
@@ -34,9 +35,6 @@ from ..gradients.settings import checked_passes, pairs
 from ..gradients.state import CompressionState
 from .copies import Distributed, kind_of, restore
 
-_ARGUMENTS = ("named_parameters", "compression", "backward_passes_per_step", "compression_params")
-_ARGUMENTS += ("algorithm", "overrides", "process_group", "inner_group", "on_nonfinite")
-_ARGUMENTS += ("grad_scaler",)
 _BUCKET_BYTES = 4 * 2**20  # the approximate size of a bucket of gradients
 
 _numbers = itertools.count()
@@ -350,7 +348,8 @@ def DistributedOptimizer(
     ----------
     byteps.torch.DistributedOptimizer (BytePS).
     """
-    require_arguments(options, _ARGUMENTS, "DistributedOptimizer")
+    known = [*signature(DistributedOptimizer).parameters, *signature(CompressionState).parameters]
+    require_arguments(options, known, "DistributedOptimizer")
     given, optimizer = optimizer, unwrapped(optimizer)
     named = checked_parameters(optimizer, named_parameters)
     passes = checked_passes(backward_passes_per_step)
