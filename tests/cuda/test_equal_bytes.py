@@ -46,6 +46,14 @@ def test_topk_sends_one_or_all_of_them(n, k):
     equal.check("topk", {"k": k, "ef": "corrected", "mu": 0.9}, n, np.float64, n)
 
 
+@pytest.mark.parametrize("k", [100, 5000])
+def test_topk_of_a_large_tensor_has_a_larger_sample(k):
+    n = 2**20 + 1
+    values = np.random.default_rng(k).standard_normal(n).astype(np.float32)
+    cpu, gpu = (kernels.Codec("topk", {"k": k}, n, np.float32, isa) for isa in (None, "cuda"))
+    assert np.array_equal(gpu.compress(values)[0], cpu.compress(values)[0])
+
+
 @pytest.mark.parametrize("options", options_of("dgc"), ids=str)
 def test_all_options_of_dgc_give_the_bytes_of_the_cpu(options):
     equal.check("dgc", options, equal.N_SAMPLED, np.float32, 1, ratios=(1.0, 1.0))

@@ -11,8 +11,8 @@ def normal(random, n):
     return random.standard_normal(n)
 
 
-def large_where_sampled(random, n, groups=1024, runs=5):
-    """Put 80 large values in topk_threshold.h's sample for k = 100, so it expects many more."""
+def large_where_sampled(random, n, groups=256, runs=5):
+    """Put 80 large values in topk/threshold.h's sample for k = 100, so it expects many more."""
     stride = n // groups
     values = normal(random, n)
     for group in range(runs):

@@ -10,7 +10,7 @@ from tests.neutral.kernels import arrays
 from tests.neutral.kernels.bindings import valid
 
 from . import replay
-from .distributions import DISTRIBUTIONS, N, assert_steps_equal_replay
+from .distributions import DISTRIBUTIONS, N, assert_steps_equal_replay, large_where_sampled
 from .replay import element_count, finite_halves, low_bits_of, payload_bytes, payload_of
 
 HALVES = {"value_bits": 16}
@@ -63,6 +63,31 @@ def test_no_distribution_defeats_the_sample(name, seed, k, dtype, feedback, isa,
     options = {"k": k, **({"ef": "vanilla", "mu": 0.9} if feedback else {})}
     options.update(HALVES if seed == 3 else {})
     assert_steps_equal_replay("topk", Replay, options, name, seed, dtype, isa, threads)
+
+
+@arrays.each_isa
+@pytest.mark.parametrize("k", [100, 5000])
+def test_a_large_tensor_has_a_larger_sample(isa, k):
+    n, random = 2**20 + 1, np.random.default_rng(k)
+    assert_sends_the_largest(random.standard_normal(n).astype(np.float32), k, isa)
+    misleading = large_where_sampled(random, n, groups=1024, runs=8 if k == 100 else 300)
+    assert_sends_the_largest(misleading.astype(np.float32), k, isa)
+
+
+@arrays.each_isa
+@arrays.each_dtype
+@pytest.mark.parametrize("n", [65_535, 65_536, 65_537, N + 3])
+def test_a_payload_alone_sets_every_element_of_a_large_array(isa, dtype, n):
+    x = np.random.default_rng(n).standard_normal(n).astype(dtype)
+    codec = kernels.Codec("topk", {"k": 0.01}, n, dtype, isa)
+    payload, expected = codec.compress(x)[0], np.zeros(n, dtype)
+    indices = chosen(x, element_count(0.01, n))
+    expected[indices] = x[indices]
+    for offset in range(17):
+        room = np.full(n + 32, 7, dtype)
+        codec.decompress(payload, out=room[offset : offset + n], threads=1 + offset % 3)
+        assert np.array_equal(room[offset : offset + n], expected)
+        assert (room[:offset] == 7).all() and (room[offset + n :] == 7).all()
 
 
 @given(st.integers(1, 5000), st.floats(1e-4, 0.999), arrays.dtypes, arrays.seeds)
