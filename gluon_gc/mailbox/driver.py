@@ -98,6 +98,7 @@ class MailboxDriver(Driver):
         shapes = {name: tuple(array.shape) for name, array in parameters.items()}
         self._rounds = dict(self.algorithm.rounds(shapes))
         self.state = self.algorithm.begin(parameters)
+        own = dict(self.state["anchor"])  # joining replaces the arrays
         dtypes = {n: self._numpy(array).dtype.name for n, array in parameters.items()}
         self._mailbox.join(self.algorithm, self._params, shapes, dtypes)
         for kind, of_kind in self._rounds.items():
@@ -108,9 +109,8 @@ class MailboxDriver(Driver):
             for outcome in self._outcomes(kind, partial(self._join, kind), float("inf")):
                 self._apply(kind, outcome, answers=False)
             for name in of_kind:
-                anchor, parameter = self.state["anchor"][name], parameters[name]
-                self.has_moved |= not np.array_equal(self._numpy(anchor), self._numpy(parameter))
-                parameter[:] = anchor
+                parameters[name][:] = self.state["anchor"][name]
+                self.has_moved |= not self._equal(own[name], parameters[name])
         self._has_joined = True
         self._mailbox.joined(self)
 
@@ -150,11 +150,14 @@ class MailboxDriver(Driver):
     def _require_anchors(self) -> None:
         """Before the first step, raise RuntimeError if the parameters are not those of the run."""
         for name, parameter in self._front_end.parameters().items():
-            if not np.array_equal(self._numpy(parameter), self._numpy(self.state["anchor"][name])):
+            if not self._equal(parameter, self.state["anchor"][name]):
                 raise RuntimeError(
                     f"parameter {name} has changed since this worker joined the run: load a model "
                     "before DistributedOptimizer or DistributedTrainer joins"
                 )
+
+    def _equal(self, array: Any, other: Any) -> bool:
+        return np.array_equal(self._numpy(array), self._numpy(other), equal_nan=True)
 
     def now(self) -> float:
         if self.algorithm.in_lockstep:

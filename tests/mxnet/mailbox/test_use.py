@@ -202,6 +202,19 @@ def test_a_worker_learns_of_its_run(url):
     assert result(url, 3)["left"] == [first_name]
 
 
+def test_gradients_of_nearly_equal_parameters_are_left_out_too(url):
+    config = {"lr": 1e-6, "algorithm": {"name": "local_steps", "every": 1, "outer_momentum": 0}}
+    lives(url)
+    net, trainer = make(**config)
+    train(net, trainer, [4, 4])
+    trained = values_of(net)
+    lives(url)
+    net, trainer = make(**config)
+    assert digest({"": values_of(net)}) != digest({"": trained})
+    train(net, trainer, [4])
+    assert digest({"": values_of(net)}) == digest({"": trained})
+
+
 def test_sigterm_waits_until_a_round_is_applied(url):
     lives(url)
     net, trainer = make()
