@@ -145,6 +145,8 @@ class Participant:
             if number is not None:
                 state = self._read_state(number)
             elif self._is_founder or time.monotonic() > deadline:
+                if self._look(1).has_result and self._newest_state() is None:
+                    raise MissingError(f"no state of '{self.kind}' is saved, but it has rounds")
                 self._write_state(self._store, 0, first)
             else:
                 self._store.sleep(_SHORTEST)
@@ -377,6 +379,9 @@ class Participant:
     def _decide(self, open_round: Look) -> Header:
         """Write the result of the open round, or read that of who was faster."""
         logger.debug("%s: round %d is complete", self.kind, self.round)
+        name = objects.result_name(self.kind, self.round)
+        if self._look(self.round + 1).has_result and self._store.get(name) is None:
+            raise MissingError(f"object '{name}' is missing, but the next round has a result")
         counted, excluded, payloads = [], {}, dict.fromkeys(sorted(open_round.workers))
         _, own = self._sent
         if open_round.payloads.get(self.settings.worker) == len(own):  # it is not cut short
@@ -397,7 +402,6 @@ class Participant:
             "excluded": excluded,
             "left": sorted(open_round.leavers),
         }
-        name = objects.result_name(self.kind, self.round)
         if not self._store.put(name, objects.pack(header), create=True):
             header = self._read_result(self.round)
             if header["decider"] != self.settings.worker:

@@ -322,6 +322,20 @@ def test_a_payload_that_a_listing_has_and_that_cannot_be_read_is_left_out(url):
     assert results(url)[1]["excluded"] == {members[1].name: f"object '{hidden}' is missing"}
 
 
+def test_a_lost_result_or_state_is_an_error_and_no_second_run_begins(url):
+    members = [Member(url, rank, keep=NEVER_REMOVED, grace=SHORT) for rank in range(3)]
+    members[0].join().train(3)
+    name = objects.result_name("difference", 2)
+    Store(url).delete([name])
+    with pytest.raises(RuntimeError, match=f"object '{name}' is missing, but the next round has"):
+        members[1].join().train()
+    assert Store(url).get(name) is None
+    Store(url).delete([objects.state_name("difference", 0)])
+    with pytest.raises(RuntimeError, match="no state of 'difference' is saved, but it has rounds"):
+        members[2].join()
+    assert not Store(url).list(objects.states_folder("difference"))
+
+
 @pytest.mark.parametrize("what", ["result", "state", "payload", "missing payload"])
 def test_damaged_objects_that_all_must_read_are_named(url, what):
     member = Member(url, 0, keep=NEVER_REMOVED, grace=SHORT).join().train(2)
