@@ -195,8 +195,7 @@ class Algorithm(WithOptions):
 
     def described(self) -> dict[str, Any]:
         """The values of the options, by name, with NumPy scalars as Python numbers."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+        return _plain({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def in_lockstep(self) -> bool:
@@ -269,3 +268,10 @@ class Algorithm(WithOptions):
                 at.parameters[name][:] = average
         """
         raise NotImplementedError
+
+
+def _plain(value: Any) -> Any:
+    """A value, also within mappings, with NumPy scalars as Python numbers."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return value.item() if isinstance(value, np.generic) else value

@@ -16,6 +16,7 @@ from .store import Entry, Store
 
 _NOT_SHOWN = ("name", "shape", "dtype", "hierarchical", "exchange", "nesterov", "compressor")
 
+_OBJECT = re.compile(r"((?:shard-[^/]+/)?[^/]+)/(?:rounds|states)/(\d+)/?(\w*)/?(.*)")
 _MOST = 200  # rounds that are read at once
 
 Header = Dict[str, Any]
@@ -134,7 +135,7 @@ class History:
         """Read the objects that are new in the store."""
         results: defaultdict[str, dict[int, Entry]] = defaultdict(dict)  # by kind and round
         for entry in self._store.list(""):
-            match = re.match(r"(.+)/(?:rounds|states)/(\d+)/?(\w*)/?(.*)", entry.name)
+            match = _OBJECT.fullmatch(entry.name)
             if match is None:
                 continue
             kind, number, what, worker = match[1], int(match[2]), match[3], match[4]

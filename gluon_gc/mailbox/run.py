@@ -98,7 +98,7 @@ class Run:
             if not is_whole(value) or value < 1:
                 raise ValueError(f"{name} must be a whole number > 0, got {value!r}")
         for name, value in (("grace", grace), ("samples_per_step", samples_per_step)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value > 0:
                 raise ValueError(f"{name} must be a number > 0, got {value!r}")
         self.given: Any = None  # the arguments of `connect`
         self._site: Site = site or Alone()
@@ -355,9 +355,10 @@ def _facts(
     options: dict[str, Any] = {"algorithm": algorithm.name, **algorithm.described()}
     options.pop("every")
     options.pop("start", None)  # always 0; runs of earlier versions lack it
-    for name, option in algorithm.keys().items():
-        if option.types == (numbers.Real,):
-            options[name] = float(options[name])  # 1 is 1.0
+    for given in (options, *(options.get("overrides") or {}).values()):
+        for name in given.keys() & algorithm.keys():
+            if algorithm.keys()[name].types == (numbers.Real,):
+                given[name] = float(given[name])  # 1 is 1.0
     of_parameters = [
         (
             f"parameter {name}",

@@ -300,6 +300,14 @@ def test_each_kind_of_round_has_its_tables(tmp_path):
     assert "Round 1 is open" in text[first:second] and "Round 2 is open" in text[second:]
 
 
+def test_a_run_in_a_subfolder_is_another_one(tmp_path):
+    MadeRun(tmp_path).result(1, 10, entry("a"))
+    MadeRun(tmp_path / "other").result(1, 20, entry("b"))
+    read = History(Store(str(tmp_path)))
+    read.read()
+    assert set(read.rounds) == {KIND}
+
+
 def test_a_run_of_shards_is_shown_as_one(tmp_path):
     shards = [MadeRun(tmp_path / "run" / f"shard-{number}-of-2") for number in range(2)]
     shards[1].result(1, 10, entry("a"))

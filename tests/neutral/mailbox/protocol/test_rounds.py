@@ -680,8 +680,11 @@ def test_a_state_that_cannot_be_saved_is_left_to_a_later_round(url, logged):
 
 
 def test_settings_that_are_spelled_differently_are_the_same(url):
-    Member(url, 0, {"outer_lr": 1, "mix": 0}).join()
-    Member(url, 1, {"outer_lr": 1.0, "mix": 0.0}).join()
+    of_one = {next(iter(SHAPES)): {"outer_lr": 1}}
+    Member(url, 0, {"outer_lr": 1, "mix": 0, "overrides": of_one}).join()
+    of_one = {next(iter(SHAPES)): {"outer_lr": np.float32(1)}}
+    settings = {"grace": np.float32(9), "samples_per_step": np.int64(8)}
+    Member(url, 1, {"outer_lr": 1.0, "mix": 0.0, "overrides": of_one}, **settings).join()
 
 
 def test_the_sites_of_a_run_have_the_same_shards(url):
