@@ -16,8 +16,8 @@ EVERY = 8
 PARAMETERS, ELEMENTS = 4, 8
 """The parameters in a check, and the elements of each."""
 ADVICE = (
-    "All workers must change the weights equally: does the optimizer draw random numbers, or does "
-    "the script change weights on one worker?"
+    "All workers must change the weights equally: does the optimizer draw random numbers, does a "
+    "learning rate differ, or does the script change weights on one worker?"
 )
 _TOLERANCE = 1e-3  # another kind of device may round an update to another float
 _STRIDE = 2654435761  # between the offsets of successive samples, modulo the size of a parameter

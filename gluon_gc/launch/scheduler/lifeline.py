@@ -216,8 +216,8 @@ def _introduced(
     if text.startswith(ZEROMQ):
         raise ConnectionError(
             f"the scheduler at {address} accepts no more nodes: either its cluster is complete, "
-            "and this node is one too many, or too late; or it is MXNet's own scheduler, not "
-            "gluon_gc's"
+            "and this node is one too many, or too late, or has left it; or it is MXNet's own "
+            "scheduler, not gluon_gc's"
         )
     secret = env.get("GLUON_GC_SECRET")
     try:

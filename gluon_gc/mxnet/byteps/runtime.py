@@ -248,7 +248,10 @@ def default_exchange() -> Exchange:
         if _suspended is not None:
             raise RuntimeError("gluon_gc has been suspended; call bps.resume() first")
         if _was_connected:
-            raise RuntimeError("gluon_gc has been shut down; call bps.init() to go on")
+            raise RuntimeError(
+                "gluon_gc has been shut down; call bps.init() to go on. A cluster with servers "
+                "ends with its workers: a new one needs a new scheduler and new servers"
+            )
         raise RuntimeError("gluon_gc has not been initialized; call bps.init() first")
     return _default
 
