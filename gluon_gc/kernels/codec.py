@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cached_property
-from typing import Any, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Tuple
 
 import numpy as np
 
@@ -59,10 +59,13 @@ def as_text(options: Mapping[str, Any]) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "".join(f"{float(element)!r}," for element in value)
+    if isinstance(value, np.generic):  # its repr differs between versions of NumPy
+        value = value.item()
     return str(value) if isinstance(value, str) else repr(value)
 
 
 _ITEMSIZES = {"float32": 4, "float64": 8}
+_SIZES = ("payload_bytes", "memory", "momentum", "draws", "length_at", "workspace_bytes")
 _NOTHING, _START = State(), position()
 
 
@@ -153,9 +156,23 @@ class Codec:
         return handle, needs
 
     def set_options(self, options: Mapping[str, Any]) -> None:
-        """Use other options from now on. The sizes must not depend on them. No call may run."""
-        before, (self.handle, _) = self.handle, self._new(options)
-        library.gluon_gc_free(before)
+        """Use other options from now on. No call may run.
+
+        Raises
+        ------
+        ValueError
+            The options are not valid, or another size depends on them.
+        """
+        other = Codec(self._name, options, self.n, self.dtype, self.isa, self._stream)
+        for name in _SIZES:
+            before, after = getattr(self, name), getattr(other, name)
+            if before != after:
+                raise ValueError(f"options must not change {name} from {before}, got {after}")
+        self.handle, other.handle = other.handle, self.handle  # `other` frees the earlier one
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies, which would free `handle` twice."""
+        raise TypeError("a Codec cannot be copied or pickled: make another one")
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
@@ -302,7 +319,7 @@ class Codec:
         out : array of T, shape (n,), optional
             Where to write. By default a new array.
         add : bool
-            Whether to add to the values in `out`.
+            Whether to add to the values in `out`, which must be given.
 
         Returns
         -------
@@ -312,8 +329,10 @@ class Codec:
         Raises
         ------
         ValueError
-            A payload cannot be decoded.
+            A payload cannot be decoded, or `add` is set without `out`.
         """
+        if add and out is None:
+            raise ValueError("add needs out, the values to add to; got None")
         out = output_of("out", out, self.n, self.dtype)
         status = self._run(
             "decompress",

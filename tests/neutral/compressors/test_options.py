@@ -1,5 +1,8 @@
 """Options, arrays, payloads and states that a codec rejects."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -68,6 +71,52 @@ def test_options_that_a_compressor_does_not_have_are_nothing_to_it():
     a, b = kernels.Codec("topk", {"k": 3}, 10), kernels.Codec("topk", {"seed": 1, "k": 3}, 10)
     assert a.payload_bytes == b.payload_bytes
     assert kernels.Codec("topk", {"ck": 5, "k": 3, "kk": 4}, 10).payload_bytes == 14
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("onebit", {"scaling": True}),
+        ("onebit", {"scaling": False}),
+        ("topk", {"k": 0.5}),
+        ("topk", {"k": 3}),
+    ],
+)
+def test_numpy_scalars_are_the_same_options_as_numbers_of_python(name, options):
+    of_numpy = {key: np.array(value)[()] for key, value in options.items()}
+    assert kernels.as_text(of_numpy) == kernels.as_text(options)
+    values = np.arange(10, dtype=np.float32)
+    payloads = [kernels.Codec(name, given, 10).compress(values)[0] for given in (of_numpy, options)]
+    np.testing.assert_array_equal(*payloads)
+
+
+@pytest.mark.parametrize(
+    "name, before, after, size",
+    [
+        ("topk", {"k": 1}, {"k": 9}, "payload_bytes"),
+        ("onebit", {}, {"ef": "vanilla"}, "memory"),
+        ("onebit", {}, {"mu": 0.9}, "momentum"),
+    ],
+)
+def test_later_options_that_need_other_sizes_are_refused(name, before, after, size):
+    codec, values = kernels.Codec(name, before, 100), np.arange(100, dtype=np.float32)
+    expected, _ = codec.compress(values)
+    with pytest.raises(ValueError, match=f"options must not change {size} from .*, got"):
+        codec.set_options(after)
+    np.testing.assert_array_equal(codec.compress(values)[0], expected)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_codec_cannot_be_copied(copied):
+    with pytest.raises(TypeError, match="a Codec cannot be copied or pickled"):
+        copied(kernels.Codec("onebit", {}, 10))
+
+
+def test_values_can_be_added_only_to_a_given_array():
+    codec = kernels.Codec("onebit", {}, 10)
+    payload, _ = codec.compress(np.ones(10, np.float32))
+    with pytest.raises(ValueError, match="add needs out, the values to add to; got None"):
+        codec.decompress(payload, add=True)
 
 
 def test_a_momentum_that_is_no_number_is_refused():
