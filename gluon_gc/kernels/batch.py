@@ -46,6 +46,14 @@ _COLUMNS = np.dtype(
 )
 """The fields of a Call that change in each step. An array of calls is filled column by column."""
 
+_NEEDS = {
+    "compress": ("values", "payload"),
+    "aggregate": ("payload", "payloads"),
+    "decompress": ("values", "payloads"),
+    "inspect": ("payloads",),
+}
+"""The arrays that each function reads or writes."""
+
 
 class Batch:
     """Calls a function of the library for several codecs, which differ only in n.
@@ -70,6 +78,11 @@ class Batch:
     ----------
     statuses : array of Status
         The status of each codec after a call.
+
+    Raises
+    ------
+    ValueError
+        There is no such function, or an array that it needs is missing or does not fit.
     """
 
     def __init__(
@@ -81,6 +94,14 @@ class Batch:
         workspaces: Sequence[int] | None = None,
     ) -> None:
         count = len(codecs)
+        if function not in _NEEDS:
+            raise ValueError(f"function must be one of {tuple(_NEEDS)}, got {function!r}")
+        for name, arrays in (("payload", payload), ("payloads", payloads)):
+            if arrays is not None:
+                _require_one_each(name, arrays, count)
+            elif name in _NEEDS[function] and any(codec.isa != "cuda" for codec in codecs):
+                raise ValueError(f"{function} needs {name}, got None")
+        self._needs_values = "values" in _NEEDS[function]
         self._function = getattr(library, "gluon_gc_" + function)
         self._calls, self.statuses = (Call * count)(), (Status * count)()
         workspace = None
@@ -131,19 +152,32 @@ class Batch:
         Raises
         ------
         ValueError
-            A payload is not valid.
+            A payload is not valid, values are missing, or an argument has not one for each codec.
         """
-        if not len(self._calls):
+        count = len(self._calls)
+        if not count:
             return
+        if values is None and self._needs_values:
+            raise ValueError("values must be the address of each codec's values, got None")
         columns = self._columns
         columns["codec"][:] = [c.handle.value for c in self._codecs]  # `set_options` replaces it
         columns["scale"][:] = scale
+        if ratios is not None:
+            _require_one_each("ratios", ratios, count)
         columns["ratio"][:] = 1.0 if ratios is None else ratios
         if values is not None:
+            _require_one_each("values", values, count)
             columns["values"][:] = values
         if positions is not None:
+            _require_one_each("positions", positions, count)
             for call, position in zip(self._calls, positions):
                 call.position = position
         if states is not None:
+            _require_one_each("states", states, count)
             columns["state"][:], columns["earlier"][:] = zip(*states)
-        check(self._function(self._calls, len(self._calls)))
+        check(self._function(self._calls, count))
+
+
+def _require_one_each(name: str, given: Sequence, count: int) -> None:
+    if len(given) != count:
+        raise ValueError(f"{name} must be one for each of {count} codecs, got {len(given)}")

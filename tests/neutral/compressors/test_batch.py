@@ -110,6 +110,47 @@ def test_what_does_not_fit_is_named_when_a_batch_is_made():
         kernels.Batch("decompress", [codec], payloads=[np.zeros((2, 3), np.uint8)])
 
 
+def test_a_batch_needs_all_arrays_that_its_function_reads_or_writes():
+    codec = kernels.Codec("onebit", {}, 100)
+    payload = np.zeros(codec.payload_bytes, np.uint8)
+    for function, missing, arrays in (
+        ("compress", "payload", {}),
+        ("aggregate", "payloads", {"payload": [payload]}),
+        ("decompress", "payloads", {}),
+        ("inspect", "payloads", {}),
+    ):
+        with pytest.raises(ValueError, match=f"{function} needs {missing}, got None"):
+            kernels.Batch(function, [codec], **arrays)
+    with pytest.raises(ValueError, match="function must be one of .*, got 'compres'"):
+        kernels.Batch("compres", [codec], [payload])
+    for batch in (
+        kernels.Batch("compress", [codec], [payload]),
+        kernels.Batch("decompress", [codec], payloads=[payload]),
+    ):
+        with pytest.raises(ValueError, match="values must be the address of each codec's values"):
+            batch()
+
+
+def test_a_batch_needs_each_argument_for_each_codec():
+    codecs = made("dithering", {"k": 4})[1:]
+    rooms = [np.zeros(codec.payload_bytes, np.uint8) for codec in codecs]
+    values = [np.zeros(codec.n, np.float32) for codec in codecs]
+    arguments = {
+        "values": [array.ctypes.data for array in values],
+        "positions": [kernels.position()] * 2,
+        "ratios": [1.0, 1.0],
+        "states": in_place(codecs, [codec.state() for codec in codecs]),
+    }
+    compress = kernels.Batch("compress", codecs, rooms)
+    for name, argument in arguments.items():
+        for wrong in (argument[:1], [*argument, argument[0]]):
+            message = f"{name} must be one for each of 2 codecs, got {len(wrong)}"
+            with pytest.raises(ValueError, match=message):
+                compress(**{**arguments, name: wrong})
+    with pytest.raises(ValueError, match="payload must be one for each of 2 codecs, got 1"):
+        kernels.Batch("compress", codecs, rooms[:1])
+
+
 def test_a_batch_of_nothing_does_nothing():
     kernels.Batch("compress", [], [])([])
 
