@@ -8,6 +8,7 @@ dtype. Results do not depend on `threads` and `isa`.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 
@@ -26,16 +27,16 @@ def accumulate(
     isa: str | None = None,
 ) -> None:
     """``total = (total - p.T @ q) + gradient`` and ``left = next_q @ total.T``, in place."""
-    shape = _shape(total, p, threads, isa)
-    matrix, of_left, of_right = total.size, p.size, shape.rank * shape.columns
+    shape = _shape("total", total, p, threads, isa)
+    right = shape.rank, shape.columns
     library.gluon_gc_accumulate(
         ctypes.byref(shape),
-        address_of("gradient", gradient, matrix, total.dtype),
-        address_of("p", p, of_left, total.dtype),
-        address_of("q", q, of_right, total.dtype),
-        address_of("next_q", next_q, of_right, total.dtype),
-        address_of("total", total, matrix, total.dtype, writes=True),
-        address_of("left", left, of_left, total.dtype, writes=True),
+        _address("gradient", gradient, total.shape, total.dtype),
+        _address("p", p, p.shape, total.dtype),
+        _address("q", q, right, total.dtype),
+        _address("next_q", next_q, right, total.dtype),
+        _address("total", total, total.shape, total.dtype, writes=True),
+        _address("left", left, p.shape, total.dtype, writes=True),
     )
 
 
@@ -48,12 +49,12 @@ def project(
     isa: str | None = None,
 ) -> None:
     """``right = p @ total``, in place."""
-    shape = _shape(total, p, threads, isa)
+    shape = _shape("total", total, p, threads, isa)
     library.gluon_gc_project(
         ctypes.byref(shape),
-        address_of("p", p, p.size, total.dtype),
-        address_of("total", total, total.size, total.dtype),
-        address_of("right", right, shape.rank * shape.columns, total.dtype, writes=True),
+        _address("p", p, p.shape, total.dtype),
+        _address("total", total, total.shape, total.dtype),
+        _address("right", right, (shape.rank, shape.columns), total.dtype, writes=True),
     )
 
 
@@ -61,12 +62,12 @@ def multiply(
     p: np.ndarray, q: np.ndarray, out: np.ndarray, *, threads: int = 1, isa: str | None = None
 ) -> None:
     """``out = p.T @ q``, in place."""
-    shape = _shape(out, p, threads, isa)
+    shape = _shape("out", out, p, threads, isa)
     library.gluon_gc_multiply(
         ctypes.byref(shape),
-        address_of("p", p, p.size, out.dtype),
-        address_of("q", q, shape.rank * shape.columns, out.dtype),
-        address_of("out", out, out.size, out.dtype, writes=True),
+        _address("p", p, p.shape, out.dtype),
+        _address("q", q, (shape.rank, shape.columns), out.dtype),
+        _address("out", out, out.shape, out.dtype, writes=True),
     )
 
 
@@ -76,19 +77,29 @@ def orthonormalise(x: np.ndarray) -> None:
     A row that depends on the rows before it becomes zeros. A NaN or an infinity gives NaNs. The
     arithmetic is float64, in an order that depends on the shape only.
     """
-    _require_floats(x)
+    _require_matrix("x", x)
     address = address_of("x", x, x.size, x.dtype, writes=True)
     library.gluon_gc_orthonormalise(address, *x.shape, x.itemsize)
 
 
-def _shape(matrix: np.ndarray, p: np.ndarray, threads: int, isa: str | None) -> LowRank:
-    _require_floats(matrix)
-    (rows, columns), (rank, of_rows) = matrix.shape, p.shape
-    if rows != of_rows:
-        raise ValueError(f"p must have a column for each of the {rows} rows, got {of_rows}")
-    return LowRank(rows, columns, rank, matrix.itemsize, threads, isa_number(isa))
+def _shape(name: str, matrix: np.ndarray, p: np.ndarray, threads: int, isa: str | None) -> LowRank:
+    _require_matrix(name, matrix)
+    rows, columns = matrix.shape
+    if p.ndim != 2 or p.shape[1] != rows:
+        raise ValueError(f"p must have the shape (rank, {rows}), got {p.shape}")
+    return LowRank(rows, columns, len(p), matrix.itemsize, threads, isa_number(isa))
 
 
-def _require_floats(x: np.ndarray) -> None:
+def _require_matrix(name: str, x: np.ndarray) -> None:
     if x.dtype not in (np.float32, np.float64):
-        raise TypeError(f"x must be float32 or float64, got {x.dtype}")
+        raise TypeError(f"{name} must be float32 or float64, got {x.dtype}")
+    if x.ndim != 2:
+        raise ValueError(f"{name} must have two dimensions, got the shape {x.shape}")
+
+
+def _address(
+    name: str, array: np.ndarray, shape: tuple[int, int], dtype: Any, writes: bool = False
+) -> int:
+    if array.shape != shape:
+        raise ValueError(f"{name} must have the shape {shape}, got {array.shape}")
+    return address_of(name, array, array.size, dtype, writes)

@@ -67,9 +67,35 @@ def test_what_is_not_finite_stays_so(bad):
 
 def test_arrays_that_do_not_fit_are_refused():
     gradient, total, p, left, q, next_q = matrices(4, 6, 2, 0, np.float32)
-    with pytest.raises(ValueError, match="p must have a column for each of the 4 rows, got 6"):
+    with pytest.raises(ValueError, match=r"p must have the shape \(rank, 4\), got \(2, 6\)"):
         kernels.multiply(q, q, total)
-    with pytest.raises(ValueError, match="q must have 12 elements, got 8"):
-        kernels.multiply(p, p, total)
+    with pytest.raises(ValueError, match=r"p must have the shape \(rank, 4\), got \(4,\)"):
+        kernels.project(p[0], total, q)
+    with pytest.raises(ValueError, match=r"out must have two dimensions, got the shape \(24,\)"):
+        kernels.multiply(p, q, total.ravel())
     with pytest.raises(TypeError, match="x must be float32 or float64, got float16"):
         kernels.orthonormalise(p.astype(np.float16))
+
+
+@pytest.mark.parametrize("shape", [(12,), (2, 3, 8)])
+def test_only_rows_of_a_matrix_become_orthonormal(shape):
+    x = np.ones(shape)
+    with pytest.raises(ValueError, match="x must have two dimensions, got the shape"):
+        kernels.orthonormalise(x)
+    assert (x == 1).all()
+
+
+def test_transposed_matrices_are_refused():
+    gradient, total, p, left, q, next_q = matrices(4, 6, 2, 0, np.float32)
+    products = {
+        kernels.accumulate: dict(
+            gradient=gradient, p=p, q=q, next_q=next_q, total=total, left=left
+        ),
+        kernels.project: dict(p=p, total=total, right=q),
+        kernels.multiply: dict(p=p, q=q, out=total),
+    }
+    for product, matrices_of in products.items():
+        for name, matrix in matrices_of.items():
+            transposed = np.ascontiguousarray(matrix.T)
+            with pytest.raises(ValueError, match="must have the shape"):
+                product(**{**matrices_of, name: transposed})
