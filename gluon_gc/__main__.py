@@ -8,6 +8,7 @@ import sys
 from typing import Sequence
 
 from .check import ERROR, Finding, installation, machine, network, variables
+from .launch.cli.output import print_line
 from .plan import arguments as plan
 
 _PARTS = (installation, machine, network, variables)
@@ -39,7 +40,7 @@ def _check(options: argparse.Namespace) -> int:
     for part in _PARTS:
         for finding in part.findings():
             found.append(finding)
-            print(json.dumps(vars(finding)) if options.json else _text(finding), flush=True)
+            print_line(json.dumps(vars(finding)) if options.json else _text(finding))
     return int(any(finding.level == ERROR for finding in found))
 
 

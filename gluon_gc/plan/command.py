@@ -13,6 +13,7 @@ from .. import env
 from ..auto.choice import Link, Measured, Topology
 from ..auto.prediction import RANKS, Job, codecs, methods, predictions
 from ..launch.cli import supervisor
+from ..launch.cli.output import print_line
 from ..launch.cli.tasks import local_tasks
 from ..launch.rank import launchers
 from .front_end import planning
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         env.cores(),
         predictions(several, shapes, job),
     )
-    print(json.dumps(report.json()) if options.json else "\n".join(report.lines()), flush=True)
+    print_line(json.dumps(report.json()) if options.json else "\n".join(report.lines()))
     if options.plot:
         report.draw(options.plot)
     return 0

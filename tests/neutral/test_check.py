@@ -67,6 +67,22 @@ def test_the_report_is_one_screen_of_text():
     assert len(lines) < 24
 
 
+@pytest.mark.parametrize("variables, code", [({}, 0), ({"BYTEPS_LOG_LEVEL": "LOUD"}, 1)])
+def test_a_reader_that_ends_early_leaves_the_exit_code_as_it_is(variables, code):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "gluon_gc", "check"],
+        env={**clean_environ(), **variables},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=100,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 BROKEN = {
     "no library": ("library", {"GLUON_GC_LIBRARY": "/nowhere/lib.so"}, "/nowhere/lib.so does not"),
     "another library": ("library", {"GLUON_GC_LIBRARY": "libm.so.6"}, "does not exist"),

@@ -29,7 +29,7 @@ LAYERS = {
     "kernels": set(),
     "launch": {"kernels"},
     "mailbox": {"algorithms", "compression", "exchange", "kernels", "options"},
-    "__main__": {"check", "plan"},
+    "__main__": {"check", "launch", "plan"},
     "options": set(),
     "plan": {"auto", "compression", "launch"},
     "reporting": {"exchange", "options"},

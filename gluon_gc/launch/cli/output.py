@@ -111,6 +111,14 @@ def discard(stream: IO[Any]) -> None:
     os.close(null)
 
 
+def print_line(text: str) -> None:
+    """Print a line to stdout. It is dropped if the reader of stdout, such as head, has ended."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        discard(sys.stdout)
+
+
 def say(message: str) -> None:
     """Write a line to stderr, with bpslaunch's name. A closed stderr is ignored."""
     show(f"bpslaunch: {message}\n")
