@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from ...compression.momentum import require_linear
-from .optimizer_hooks import param_groups
+from .optimizer_hooks import param_groups, require_all, require_averaged
 from .optimizers import KNOWN
 
 _in_use: weakref.WeakSet[Momentum] = weakref.WeakSet()
@@ -33,10 +33,16 @@ def momentum_of(optimizer: Optimizer | None) -> tuple[float | None, bool]:
 class Momentum:
     """Applies momentum mu instead of an optimizer, whose own momentum is 0 during its step.
 
-    `has_nesterov` says for each parameter name whether its momentum is Nesterov's or classic.
+    `parameters` are all that it steps. `has_nesterov` says for each parameter name whether its
+    momentum is Nesterov's or classic.
     """
 
-    def __init__(self, optimizer: Optimizer, has_nesterov: Mapping[str, bool]) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Mapping[str, torch.nn.Parameter],
+        has_nesterov: Mapping[str, bool],
+    ) -> None:
         require_linear(optimizer, [known.kind for known in KNOWN if known.is_linear])
         if any(momentum.optimizer is optimizer for momentum in _in_use):
             raise ValueError(
@@ -49,7 +55,10 @@ class Momentum:
             for key in ("dampening", "maximize"):
                 if group.get(key):
                     raise ValueError(f"momentum is applied without {key}, got {group[key]}")
+        self._known = set(parameters.values())
+        require_all(optimizer, self._known)
         self.optimizer, self._has_nesterov = optimizer, has_nesterov
+        self._known_ids = set(map(id, self._known))
         self._taken: list[float] = []  # the groups' momentum, while the optimizer steps
         self.mu = self._current()  # at the last `follow`, or in a checkpoint loaded since
         # The momentum of uncompressed gradients and of the weight decay, by parameter name.
@@ -122,8 +131,12 @@ class Momentum:
 
         `exempted` are the names of parameters whose compressor applies none.
         """
-        mu, groups = self._current(), param_groups(self.optimizer)
-        decays = {id(p): g.get("weight_decay", 0.0) for g in groups for p in g["params"]}
+        mu, decays = self._current(), {}
+        for group in param_groups(self.optimizer):
+            ids = map(id, group["params"])
+            decays.update(dict.fromkeys(ids, group.get("weight_decay", 0.0)))
+        if not decays.keys() <= self._known_ids:  # some are new, or were frozen
+            require_averaged(self.optimizer, self._known, "CompressionState")
         if mu == self.mu and not any((exempted, self.state["weight_decay"], *decays.values())):
             return
         used = [(n, p) for n, p in parameters if p.grad is not None and id(p) in decays]

@@ -70,7 +70,24 @@ def without_gradients(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> None:
+def stepped(optimizer: Optimizer) -> list[torch.nn.Parameter]:
+    """Return the parameters of an optimizer that are not frozen."""
+    return [p for group in param_groups(optimizer) for p in group["params"] if p.requires_grad]
+
+
+def require_all(optimizer: Optimizer, known: Collection[torch.Tensor]) -> None:
+    """Raise a ValueError if a parameter that is not frozen is not in `known`."""
+    missing = [tuple(parameter.shape) for parameter in stepped(optimizer) if parameter not in known]
+    if missing:
+        raise ValueError(
+            f"named_parameters must have all parameters of the optimizer, but parameters of shapes "
+            f"{missing} are missing"
+        )
+
+
+def require_averaged(
+    optimizer: Optimizer, known: Collection[torch.Tensor], made: str = "DistributedOptimizer"
+) -> None:
     """Raise a RuntimeError if a parameter with a gradient is not in `known`."""
     for number, group in enumerate(param_groups(optimizer)):
         for parameter in group["params"]:
@@ -78,7 +95,7 @@ def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> N
                 raise RuntimeError(
                     f"a parameter of shape {tuple(parameter.shape)} in the optimizer's group "
                     f"{number} is not averaged: it was added, or unfrozen, after "
-                    "DistributedOptimizer was made"
+                    f"{made} was made"
                 )
 
 

@@ -68,8 +68,9 @@ class CompressionState:
         momentum or "skip", no other optimizer may step the parameters. These options use it:
 
         - "momentum" in compression_params: the compressor applies the momentum that the parameter
-          groups have in each step. During the optimizer's step it is 0 there. The compressor "dgc"
-          does so without this option.
+          groups have in each step. During the optimizer's step it is 0 there. So named_parameters
+          must have all parameters that the optimizer steps. The compressor "dgc" does so without
+          this option.
         - "ef" (error feedback) "corrected" or "sparse": a new learning rate rescales the residual.
         - on_nonfinite="skip": the optimizer's step is skipped.
         - the compressor "auto": it chooses other compressors for Adam.
@@ -150,7 +151,9 @@ class CompressionState:
         )
         require_optimizer(requested.values(), optimizer)
         applies_momentum = any(params.mu is not None for params in requested.values())
-        self.momentum = Momentum(optimizer, has_nesterov) if applies_momentum else None
+        self.momentum = (
+            Momentum(optimizer, self.parameters, has_nesterov) if applies_momentum else None
+        )
         self._copied, self._groups, self.is_closed = None, (process_group, inner_group), False
         # The scaler itself skips steps with a NaN. So the exchange must report them, not raise.
         action = on_nonfinite if grad_scaler is None else "skip"

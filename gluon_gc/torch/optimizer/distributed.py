@@ -29,7 +29,7 @@ from ...options import is_whole, require_arguments
 from ..algorithms.optimizer import with_algorithm
 from ..compression import Compression, params_of
 from ..gradients.checks import add_state, require_no_ddp, require_single
-from ..gradients.optimizer_hooks import require_averaged, unwrapped
+from ..gradients.optimizer_hooks import require_all, require_averaged, stepped, unwrapped
 from ..gradients.scaler import wait_before_unscaling
 from ..gradients.settings import checked_passes, pairs
 from ..gradients.state import CompressionState
@@ -381,20 +381,10 @@ def checked_parameters(
                 "call its compression_state.close()"
             )
         restore(optimizer)
-    stepped = _stepped(optimizer)
-    named = list(pairs(named_parameters or ((f"parameter.{i}", p) for i, p in enumerate(stepped))))
-    known = {parameter for _, parameter in named}
-    missing = [tuple(parameter.shape) for parameter in stepped if parameter not in known]
-    if missing:
-        raise ValueError(
-            f"named_parameters must have all parameters of the optimizer, but parameters of shapes "
-            f"{missing} are missing"
-        )
+    unnamed = ((f"parameter.{i}", p) for i, p in enumerate(stepped(optimizer)))
+    named = list(pairs(named_parameters or unnamed))
+    require_all(optimizer, {parameter for _, parameter in named})
     return named
-
-
-def _stepped(optimizer: Optimizer) -> list[torch.nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 def average_gradients(
@@ -407,9 +397,9 @@ def average_gradients(
     **options: Any,
 ) -> None:
     """Give an optimizer an averager, and the methods of the class `added`."""
-    stepped, kind = set(_stepped(optimizer)), kind_of(optimizer)
-    own = [(name, p) for name, p in named if p in stepped or not p.requires_grad]
-    require_single(stepped, distributed=True)
+    averaged, kind = set(stepped(optimizer)), kind_of(optimizer)
+    own = [(name, p) for name, p in named if p in averaged or not p.requires_grad]
+    require_single(averaged, distributed=True)
     state = CompressionState(own, params, optimizer, **options)
     add_state(state, distributed=True)
     state.needs_no_hook()

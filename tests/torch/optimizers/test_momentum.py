@@ -37,7 +37,7 @@ def applied(compression, overrides, optimizer=torch.optim.SGD, nesterov=False):
     sgd = optimizer(named.values(), lr=0.1, momentum=MU, nesterov=nesterov)
     mu, of_optimizer = momentum_of(sgd)
     rules = chosen_params(named, compression, overrides, mu, of_optimizer).nesterov
-    momentum = Momentum(sgd, rules)
+    momentum = Momentum(sgd, named, rules)
     result = {name: [] for name in named}
     for step in range(STEPS):
         for name, parameter in named.items():
@@ -75,7 +75,26 @@ def test_an_optimizer_whose_update_is_not_linear_keeps_its_momentum():
     named = parameters()
     optimizer = torch.optim.RMSprop(named.values(), momentum=MU)
     with pytest.raises(ValueError, match="momentum of SGD, but not that of RMSprop, whose"):
-        Momentum(optimizer, dict.fromkeys(named, True))
+        Momentum(optimizer, named, dict.fromkeys(named, True))
+
+
+def test_all_parameters_of_the_optimizer_must_be_known_when_they_have_gradients():
+    named, frozen = parameters(), torch.nn.Parameter(torch.ones(6), requires_grad=False)
+    optimizer = torch.optim.SGD([*named.values(), frozen], lr=0.1, momentum=MU)
+    some = {"matrix": named["matrix"], "vector": named["vector"]}
+    missing = r"must have all parameters of the optimizer, but .* \[\(3, 2\)\] are missing"
+    with pytest.raises(ValueError, match=missing):
+        Momentum(optimizer, some, dict.fromkeys(some, True))
+    momentum = Momentum(optimizer, named, dict.fromkeys(named, True))
+    added = torch.nn.Parameter(torch.ones(8))
+    optimizer.add_param_group({"params": [added]})
+    momentum.before_step(named.items(), exempted=named)
+    unknown = r"parameter of shape \({},\) in .* group {} .* after CompressionState was made"
+    for parameter, group in ((frozen, 0), (added, 1)):
+        parameter.requires_grad_().grad = torch.ones_like(parameter)
+        with pytest.raises(RuntimeError, match=unknown.format(len(parameter), group)):
+            momentum.before_step(named.items(), exempted=named)
+        parameter.grad = None
 
 
 class Own(torch.optim.SGD):
