@@ -8,7 +8,7 @@ the momentum that the user or a scheduler has set, and compression follows it.
 from __future__ import annotations
 
 import weakref
-from typing import Collection, Iterable, Mapping
+from typing import Any, Collection, Iterable, Mapping
 
 import torch
 from torch.optim import Optimizer
@@ -64,11 +64,18 @@ class Momentum:
         # The momentum of uncompressed gradients and of the weight decay, by parameter name.
         self.state: dict[str, dict[str, torch.Tensor]] = {"gradient": {}, "weight_decay": {}}
         self._loaded = True  # whether the optimizer may have momentum of its own
-        self._handle = optimizer.register_load_state_dict_post_hook(self._set_loaded)
+        self._handles = [
+            optimizer.register_load_state_dict_post_hook(self._set_loaded),
+            optimizer.register_state_dict_post_hook(self._set_saved),
+        ]
         _in_use.add(self)
 
     def _set_loaded(self, optimizer: Optimizer) -> None:
         self._loaded = True
+
+    def _set_saved(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        """Save the momentum of the groups after a step that has failed, or in a step."""
+        self._restore(saved["param_groups"])
 
     def _current(self) -> float:
         self.after_step()  # if the last step has failed
@@ -121,7 +128,8 @@ class Momentum:
     def give_back(self) -> None:
         """Let the optimizer apply its own momentum again."""
         _in_use.discard(self)
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         self.after_step()
 
     def before_step(
@@ -163,9 +171,12 @@ class Momentum:
 
     def after_step(self) -> None:
         """Give the parameter groups the momentum back that `take` has set to 0."""
-        for group, mu in zip(param_groups(self.optimizer), self._taken):
-            group["momentum"] = group["momentum"] or mu
+        self._restore(param_groups(self.optimizer))
         self._taken = []
+
+    def _restore(self, groups: Iterable[dict[str, Any]]) -> None:
+        for group, mu in zip(groups, self._taken):
+            group["momentum"] = group["momentum"] or mu
 
     def _of(self, kind: str, name: str, like: torch.Tensor) -> torch.Tensor:
         states = self.state[kind]

@@ -78,6 +78,17 @@ def test_an_optimizer_whose_update_is_not_linear_keeps_its_momentum():
         Momentum(optimizer, named, dict.fromkeys(named, True))
 
 
+def test_a_state_dict_made_in_a_step_or_after_a_failed_one_has_the_momentum():
+    named = parameters()
+    optimizer = torch.optim.SGD(named.values(), lr=0.1, momentum=MU)
+    momentum = Momentum(optimizer, named, dict.fromkeys(named, True))
+    momentum.take()
+    assert optimizer.state_dict()["param_groups"][0]["momentum"] == MU
+    assert optimizer.param_groups[0]["momentum"] == 0
+    momentum.after_step()
+    assert optimizer.state_dict()["param_groups"][0]["momentum"] == MU
+
+
 def test_all_parameters_of_the_optimizer_must_be_known_when_they_have_gradients():
     named, frozen = parameters(), torch.nn.Parameter(torch.ones(6), requires_grad=False)
     optimizer = torch.optim.SGD([*named.values(), frozen], lr=0.1, momentum=MU)
