@@ -44,10 +44,13 @@ class Values(Protocol):
     device
     names : collection of str
         The tensors.
+    dtypes : tuple of str
+        Their dtypes, in the order of the names.
     """
 
     device: Any
     names: Collection[str]
+    dtypes: tuple[str, ...]
 
     def of(self, piece: Slice) -> Array:
         """Return the values of a slice."""

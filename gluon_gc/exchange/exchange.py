@@ -27,7 +27,7 @@ from ..log import warn_once
 from . import header, plan
 from .agreement import Facts, agree
 from .allreduce import LARGE_BYTES, sums_in_place
-from .arrays import Arrays
+from .arrays import Arrays, Values
 from .chunk import ExchangedChunk, Inside
 from .coder import StreamStarts
 from .header import SAME, OutOfStepError, Stamp
@@ -156,7 +156,8 @@ class Lane:
         self._of_tensor: dict[str, list[ExchangedChunk]] = {}
         self._tensors: dict[str, DeclaredTensor] = {}
         self._loads = [0] * exchange.workers  # bytes by owner
-        self._kept: set[tuple[int, tuple[str, ...], Any]] = set()  # the keys of its transfers
+        # The keys of its transfers: its number, and the tensors with their device and dtypes.
+        self._kept: set[tuple[int, tuple[str, ...], Any, tuple[str, ...]]] = set()
 
     def declare(
         self, tensors: Sequence[DeclaredTensor], minimum: int | None = None, about: Facts = ()
@@ -351,14 +352,15 @@ class Lane:
 
     def start(self, request: Request, done: Done) -> None:
         """Start to exchange dense tensors. `done` is called on another thread at the end."""
-        names = tuple(request.values.names)
-        self.exchange.start(request, self._transfers(names, request.values.device), done)
+        self.exchange.start(request, self._transfers(request.values), done)
 
-    def _transfers(self, names: tuple[str, ...], device: Any) -> list[Stages]:
+    def _transfers(self, values: Values) -> list[Stages]:
         """Return the transfers of tensors that are exchanged in one job."""
-        transfers, key = self.exchange.transfers, (self._number, names, device)
+        names = tuple(values.names)
+        transfers = self.exchange.transfers
+        key = (self._number, names, values.device, values.dtypes)
         if key not in self._kept:
-            self._require_device(names, device)
+            self._require_declared(values)
             old_keys = [old for old in self._kept if not set(names).isdisjoint(old[1])]
             transfers.drop(old_keys)
             self._kept.difference_update(old_keys)
@@ -367,13 +369,18 @@ class Lane:
             key, lambda: transfers.made([c for name in names for c in self._of_tensor[name]])
         )
 
-    def _require_device(self, names: Iterable[str], device: Any) -> None:
-        for name in names:
-            declared_device = self._tensors[name].device
-            if declared_device != device:
+    def _require_declared(self, values: Values) -> None:
+        for name, dtype in zip(values.names, values.dtypes):
+            declared = self._tensors[name]
+            if declared.device != values.device:
                 raise ValueError(
-                    f"tensor '{name}' is on {device}, but was on {declared_device} when its "
+                    f"tensor '{name}' is on {values.device}, but was on {declared.device} when its "
                     "compression was set up"
+                )
+            if declared.working != dtype:
+                raise ValueError(
+                    f"tensor '{name}' is {dtype}, but was {declared.working} when its compression "
+                    "was set up"
                 )
 
     def close(self) -> None:

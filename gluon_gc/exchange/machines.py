@@ -144,7 +144,8 @@ class _Sums:
         self.device, self._order = device, arrays.order(device, rooms.values())
         self._sums = {c.piece: arrays.view(room, c.working) for c, room in rooms.items()}
         self._addresses = {piece: arrays.address(values) for piece, values in self._sums.items()}
-        self.names = {piece.tensor for piece in self._sums}
+        dtypes = {chunk.piece.tensor: chunk.working for chunk in rooms}
+        self.names, self.dtypes = dtypes.keys(), tuple(dtypes.values())
 
     def of(self, piece: Slice) -> Array:
         return self._sums[piece]

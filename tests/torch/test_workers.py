@@ -562,6 +562,9 @@ def test_wrong_settings():
     elsewhere = {"first.bias": torch.zeros(90, device="meta")}
     moved = "is on meta, but was on cpu when"
     raised(ValueError, moved, lambda: state(named, TOPK).average(elsewhere))
+    cast = {"first.bias": torch.zeros(90, dtype=torch.float64)}
+    as_before = "'first.bias' is float64, but was float32 when"
+    raised(ValueError, as_before, lambda: state(named, TOPK).average(cast))
     groups = [{"params": [named[0][1]], "momentum": 0.5}, {"params": [p for _, p in named[1:]]}]
     differing = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     raised(ValueError, "the same momentum", lambda: state(named, ONEBIT, differing))

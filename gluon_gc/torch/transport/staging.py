@@ -28,7 +28,7 @@ from . import gpu
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-_WORKING = (torch.float32, torch.float64)
+_WORKING = {torch.float32: "float32", torch.float64: "float64"}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes
 
 
@@ -145,6 +145,7 @@ class Staged:
         whole = parts.whole.data
         self.device = whole.device
         self._values, self._apart = Parts(whole, parts.slices), ()
+        self.dtypes = (_WORKING[whole.dtype],) * len(parts)
         begin, size = whole.data_ptr(), whole.itemsize
         self._begins = {n: (begin + part.start * size, size) for n, part in parts.slices.items()}
         if gpu.has_streams(self.device):
@@ -161,6 +162,7 @@ class Staged:
         self.device = next(iter(devices), gpu.CPU)
         self._tensors = {name: tensor.data for name, tensor in tensors.items()}
         self._values = {name: _values(tensor) for name, tensor in self._tensors.items()}
+        self.dtypes = tuple(_WORKING[values.dtype] for values in self._values.values())
         self._begins = {n: (t.data_ptr(), t.itemsize) for n, t in self._values.items()}
         # The tensors whose values are in other memory.
         self._apart = [n for n, t in self._tensors.items() if self._begins[n][0] != t.data_ptr()]

@@ -223,6 +223,7 @@ class Values:
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.arrays, self.names = arrays, arrays.keys()
+        self.dtypes = tuple(array.dtype.name for array in arrays.values())
 
     def of(self, piece: Any) -> np.ndarray:
         return self.arrays[piece.tensor][piece.begin : piece.end]
