@@ -84,6 +84,13 @@ def number_of(text: str) -> Any:
     return text
 
 
+def plain(value: Any) -> Any:
+    """A value, also within mappings, with NumPy scalars as Python numbers."""
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def listed(names: Sequence[str], word: str) -> str:
     """Join names as in a sentence: "a, b or c" if `word` is "or"."""
     *most, last = names

@@ -27,7 +27,7 @@ from typing import (
 
 import numpy as np
 
-from ..options import WithOptions
+from ..options import WithOptions, plain
 
 if TYPE_CHECKING:
     from .adam import Adam
@@ -195,7 +195,7 @@ class Algorithm(WithOptions):
 
     def described(self) -> dict[str, Any]:
         """The values of the options, by name, with NumPy scalars as Python numbers."""
-        return _plain({field.name: getattr(self, field.name) for field in fields(self)})
+        return plain({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def in_lockstep(self) -> bool:
@@ -268,10 +268,3 @@ class Algorithm(WithOptions):
                 at.parameters[name][:] = average
         """
         raise NotImplementedError
-
-
-def _plain(value: Any) -> Any:
-    """A value, also within mappings, with NumPy scalars as Python numbers."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return value.item() if isinstance(value, np.generic) else value

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Iterable, Mapping
 
-import numpy as np
-
 from .. import kernels
 from ..log import logger, warn_once
-from ..options import listed, nearest
+from ..options import listed, nearest, plain
 from .base import Compressor, registry
 from .known_keys import AUTO, common, inner_compressors, is_for, keys_that_are_on
 
@@ -320,10 +318,7 @@ def _compressor(
     kind: type[Compressor], values: Mapping[str, Any], argument: str = "compression_params"
 ) -> Compressor:
     """Make a compressor, with NumPy scalars as Python numbers. KeyError if a key is missing."""
-    options = {
-        key: value.item() if isinstance(value, np.generic) else value
-        for key, value in values.items()
-    }
+    options = plain(values)
     key = kind.missing(options)
     if key:
         allowed = kind.keys()[key].allowed
