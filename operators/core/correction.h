@@ -18,7 +18,7 @@ namespace {
 template <typename T>
 struct StoredResidual {
   explicit operator bool() const { return e != nullptr; }
-  void prefetch(std::size_t i) const { prefetch_ahead(e + i); }
+  const T* address(std::size_t i) const { return e + i; }  // of what a call reads
 
   // The residual of the sixteen elements from i.
   template <typename Lanes>
@@ -64,7 +64,16 @@ struct Correction {
   Vec<T> operator()(std::size_t i, Lanes present) const {
     prefetch_ahead(gradient + i);
     if constexpr (has_momentum) prefetch_ahead(earlier_momentum + i);
-    if constexpr (has_residual) residual.prefetch(i);
+    if constexpr (has_residual) prefetch_ahead(residual.address(i));
+    return at<true>(i, present);
+  }
+
+  // The same, in a loop over a tile (vec.h).
+  template <typename Lanes>
+  Vec<T> of_tile(std::size_t i, Lanes present) const {
+    prefetch_tiles_ahead(gradient + i);
+    if constexpr (has_momentum) prefetch_tiles_ahead(earlier_momentum + i);
+    if constexpr (has_residual) prefetch_tiles_ahead(residual.address(i));
     return at<true>(i, present);
   }
 

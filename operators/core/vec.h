@@ -39,12 +39,23 @@ inline void sweep(std::size_t begin, std::size_t end, Step step) {
 }
 
 // Prefetches the cache line prefetch_bytes after `at`. A loop with much arithmetic between its loads needs this: the
-// CPU's out-of-order execution does not run far enough ahead to keep memory busy.
+// CPU's out-of-order execution does not run far enough ahead to keep memory busy. Always inlined, because GCC 12 removes
+// calls of a function that does nothing but prefetch.
 constexpr std::size_t prefetch_bytes = 1536;
 
 template <typename T>
-inline void prefetch_ahead(const T* at) {
+[[gnu::always_inline]] inline void prefetch_ahead(const T* at) {
   __builtin_prefetch(reinterpret_cast<const char*>(at) + prefetch_bytes);
+}
+
+// The same for a loop over a tile that stays in the first-level cache and is then processed further. It prefetches into
+// the second-level cache, and so far ahead that memory is busy meanwhile too.
+constexpr std::size_t tile_prefetch_bytes = 8192;
+
+template <typename T>
+[[gnu::always_inline]] inline void prefetch_tiles_ahead(const T* at) {
+  constexpr int into_second_level = 2;
+  __builtin_prefetch(reinterpret_cast<const char*>(at) + tile_prefetch_bytes, 0, into_second_level);
 }
 
 template <typename T>

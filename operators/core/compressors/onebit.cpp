@@ -65,7 +65,7 @@ Vec<T> residual_of(const Vec<T>& p, const Vec<T>& scale) {
 template <typename T>
 struct LazyResidual {
   explicit operator bool() const { return corrected != nullptr; }
-  void prefetch(std::size_t i) const { prefetch_ahead(corrected + i); }
+  const T* address(std::size_t i) const { return corrected + i; }
 
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {

@@ -35,25 +35,37 @@ struct Blocktopk : KeepsResidual {
   template <typename T>
   bool compress(const Encoding<T>& call) const {
     const StoredResidual<T> residual{call.earlier_memory[0]};
+    const StateWriter<T> writer(call.earlier_memory[0], call.memory[0]);
     bool finite = true;
     with_correction(call.gradient, call.gradient_scale, call.feedback(), residual, [&](const auto& correct) {
       ElementBlocks(n).run_parts(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
         BlockSelection<T> selection;
-        T buffer[blocktopk_most_block], values[blocktopk_most_block + surplus_places];
+        T buffers[2][blocktopk_most_block], values[blocktopk_most_block + surplus_places];
         std::uint16_t indices[blocktopk_most_block + surplus_places];
-        for (std::size_t at = begin; at < end; at += format.block) {
+        // What the block before leaves, if it goes past the caches. It is written while this block is read: memory is
+        // idle while elements are chosen.
+        const T* left = nullptr;
+        for (std::size_t at = begin, turn = 0; at < end; at += format.block, turn = 1 - turn) {
           const std::size_t block = at / format.block, size = format.size_of(block), kept = format.kept_of(block);
-          T* const p = call.memory[0] != nullptr ? call.memory[0] + at : buffer;
-          selection.list_candidates(size, [=](std::size_t i, auto present) {
-            const Vec<T> x = correct(at + i, present);
+          T* const p = !call.memory[0] || writer.past_caches ? buffers[turn] : call.memory[0] + at;
+          const auto write_left = [=](std::size_t i) { writer(load(left + i, All{}), at - format.block + i, All{}); };
+          selection.list_candidates(size, [=, &correct](std::size_t i, auto present) {
+            const Vec<T> x = correct.of_tile(at + i, present);
             store(x, p + i, present);
+            if (left) write_left(i);
             return x;
           });
+          for (std::size_t i = end_of_groups(size); left && i < format.block; i += lanes) write_left(i);
           selection.choose(p, size, kept, indices, values);
           const BlocktopkRecord<T, std::uint8_t> record(format, call.payload, block);
           record.write_elements(indices, values);
           for (std::size_t j = 0; j < kept; ++j) p[indices[j]] = p[indices[j]] - values[j];
           if (!record.finite()) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
+          if (call.memory[0] && writer.past_caches) left = p;
+        }
+        if (left) {
+          const std::size_t at = (end - 1) / format.block * format.block;
+          sweep<lanes>(at, end, [=](std::size_t i, auto present) { writer(load(left + i - at, present), i, present); });
         }
       });
     });

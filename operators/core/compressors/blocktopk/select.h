@@ -11,6 +11,11 @@ namespace {
 
 constexpr std::size_t group_elements = 64;
 
+// The end of the groups of `size` elements.
+constexpr std::size_t end_of_groups(std::size_t size) {
+  return (size + group_elements - 1) / group_elements * group_elements;
+}
+
 // One bit for each of the elements of a group: whether it reaches a magnitude.
 template <typename T>
 std::uint64_t bits_reaching(const T* group, Bits<T> least) {
@@ -38,7 +43,8 @@ std::size_t count_reaching(const T* values, std::size_t count, Bits<T> least) {
 template <typename T>
 class BlockSelection {
  public:
-  // Lists the elements of a block that reach the guess. p_at(i, present) returns the sixteen elements from i.
+  // Lists the elements of a block that reach the guess. p_at(i, present) returns the sixteen elements from i, and is
+  // called for whole groups.
   template <typename At>
   void list_candidates(std::size_t size, At p_at) {
     const Bits<T> guess = guess_;
@@ -123,7 +129,7 @@ class BlockSelection {
 
   // Reads the values of the candidates, and appends zeros up to a whole group. Returns the largest magnitude.
   Bits<T> read_candidates(const T* p) {
-    const std::size_t end = (count_ + group_elements - 1) / group_elements * group_elements;
+    const std::size_t end = end_of_groups(count_);
     for (std::size_t i = count_; i < count_ + lanes; ++i) indices_[i] = 0;
     Vec<T> largest = broadcast(T{0});
     sweep<lanes>(0, count_, [&](std::size_t i, auto present) {

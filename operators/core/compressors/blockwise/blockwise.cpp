@@ -48,6 +48,9 @@ namespace {
 
 using ElementBlocks = Blocks<16384>;
 
+// How many elements are rounded, and then as many of the next tile prepared.
+constexpr std::size_t turn_elements = 512;
+
 // Calls body(at, size) for the tiles in [begin, end). The last one may be shorter than tile_elements.
 template <typename Body>
 void for_each_tile(std::size_t begin, std::size_t end, Body body) {
@@ -56,26 +59,7 @@ void for_each_tile(std::size_t begin, std::size_t end, Body body) {
   }
 }
 
-// The next tile. `quantise` prefetches it, because a loop over a tile is too short for the CPU's own prefetcher.
-template <typename T>
-struct NextTile {
-  NextTile(const Encoding<T>& call, std::size_t at)
-      : gradient(call.gradient + at),
-        momentum(call.momentum ? call.earlier_momentum + at : gradient),
-        residual(call.memory[0] ? call.earlier_memory[0] + at : gradient) {}
-
-  void prefetch(std::size_t i) const {
-    __builtin_prefetch(gradient + i);
-    __builtin_prefetch(momentum + i);
-    __builtin_prefetch(residual + i);
-  }
-
-  const T* const gradient;
-  const T* const momentum;
-  const T* const residual;
-};
-
-// What `quantise` keeps of the elements: nothing, their decoded values, or what these lack.
+// What rounding keeps of the elements: nothing, their decoded values, or what these lack.
 enum class Result { none, values, losses };
 
 struct Blockwise : KeepsResidual {
@@ -88,92 +72,102 @@ struct Blockwise : KeepsResidual {
     return {format.payload_bytes(), {n, 0}, 0, format.draws()};
   }
 
+  // Rounds a tile while it prepares the next one, a few blocks of each in turn: preparing keeps memory busy.
   template <typename T>
   bool compress(const Encoding<T>& call) const {
     const Rotation rotation(format.block);
     bool finite = true;
-    T* const memory = call.memory[0];
     const StoredResidual<T> residual{call.earlier_memory[0]};
-    const StateWriter<T> writer(call.earlier_memory[0], memory);
     with_correction(call.gradient, call.gradient_scale, call.feedback(), residual, [&](const auto& correct) {
       ElementBlocks(n).run_parts(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
         Stream stream = call.stream;
         if (format.stochastic) jump(stream, begin / 64 * blockwise_group_draws);
-        for_each_tile(begin, end, [&](std::size_t at, std::size_t size) {
-          T buffer[tile_elements], rotated[tile_elements];
-          const bool whole = size == tile_elements;
-          T* const to = memory && whole ? memory + at : buffer;
-          T* const p = writer.past_caches ? buffer : to;  // in place, for room in the first-level cache
-          const StateWriter<T> losses(p, to);
-          T* const x = format.hadamard ? rotated : p;
-          const auto corrected = [=](std::size_t i, auto present) {
-            const Vec<T> here = correct(at + i, present);
-            store(here, p + i, All{});
-            return here;
-          };
-          Scales<T> scales;
-          if (whole && !format.hadamard) {
-            measure([&](std::size_t i) { return corrected(i, All{}); }, size, scales);
-          } else {
-            sweep<lanes>(0, size, corrected);
-            fill_up(p, size);
-            measure_stored(rotation, p, size, x, scales);
-          }
-          if (!encode(call, rotation, at, size, p, x, losses, scales, stream)) {
-            __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
-          }
-          if (memory && !whole) std::memcpy(memory + at, p, size * sizeof(T));
-        });
+        Tile<T> tiles[2];
+        start(call, begin, end, tiles[0]);
+        prepare(correct, rotation, 0, tiles[0].blocks, tiles[0]);
+        for (std::size_t turn = 0; tiles[turn].blocks != 0; turn = 1 - turn) {
+          Tile<T>&tile = tiles[turn], &next = tiles[1 - turn];
+          start(call, tile.at + tile_elements, end, next);
+          const bool tile_finite = encode(call, rotation, tile, stream, [&](std::size_t first, std::size_t last) {
+            prepare(correct, rotation, first, last < next.blocks ? last : next.blocks, next);
+          });
+          if (!tile_finite) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
+        }
       });
     });
     return finite;
   }
 
-  // Measures the corrected elements p, or, with hadamard, these rotated to x.
+  // Sets all of a tile at `at`, but for its elements and scales. It has no blocks if `at` is not below `end`.
   template <typename T>
-  void measure_stored(const Rotation& rotation, const T* p, std::size_t size, T* x, Scales<T>& scales) const {
-    if (format.hadamard) rotate(rotation, p, size, x);
-    measure([=](std::size_t i) { return load(x + i, All{}); }, size, scales);
+  void start(const Encoding<T>& call, std::size_t at, std::size_t end, Tile<T>& tile) const {
+    tile.at = at;
+    tile.size = at >= end ? 0 : end - at < tile_elements ? end - at : tile_elements;
+    tile.blocks = blocks_of(tile.size);
+    tile.scales.bounded = true;
+    T* const memory = call.memory[0];
+    tile.residual = memory && tile.size == tile_elements ? memory + at : tile.buffer;
+    const StateWriter<T> writer(call.earlier_memory[0], memory);
+    tile.p = writer.past_caches ? tile.buffer : tile.residual;  // in place, for room in the first-level cache
+    tile.x = format.hadamard ? tile.rotated : tile.p;
   }
 
-  // Fills the last block up with zeros.
-  template <typename T>
-  void fill_up(T* p, std::size_t size) const {
-    const std::size_t end = (size + lanes - 1) / lanes * lanes, padded = blocks_of(size) * format.block;
-    if (end < padded) std::memset(p + end, 0, (padded - end) * sizeof(T));
-  }
-
-  template <typename T>
-  void rotate(const Rotation& rotation, const T* p, std::size_t size, T* rotated) const {
-    for (std::size_t i = 0; i < size; i += format.block) rotation.forward(p + i, rotated + i);
+  // Corrects and measures the blocks [first, last) of a tile.
+  template <typename T, typename Correct>
+  void prepare(const Correct& correct, const Rotation& rotation, std::size_t first, std::size_t last,
+               Tile<T>& tile) const {
+    T* const p = tile.p;
+    const auto corrected = [&correct, p, at = tile.at](std::size_t i, auto present) {
+      const Vec<T> here = correct.of_tile(at + i, present);
+      store(here, p + i, All{});
+      return here;
+    };
+    const std::size_t whole = format.hadamard ? 0 : tile.size / format.block;  // blocks that are measured at once
+    measure(first, last < whole ? last : whole, tile, [&](std::size_t i) { return corrected(i, All{}); });
+    for (std::size_t block = first < whole ? whole : first; block < last; ++block) {
+      const std::size_t begin = block * format.block, end = begin + format.block;
+      sweep<lanes>(begin, end < tile.size ? end : tile.size, corrected);
+      const std::size_t filled = (tile.size + lanes - 1) / lanes * lanes;
+      if (filled < end) std::memset(p + filled, 0, (end - filled) * sizeof(T));
+      if (format.hadamard) rotation.forward(p + begin, tile.x + begin);
+      measure(block, block + 1, tile, [x = tile.x](std::size_t i) { return load(x + i, All{}); });
+    }
   }
 
   template <typename T, typename At>
-  void measure(At at, std::size_t size, Scales<T>& scales) const {
+  void measure(std::size_t first, std::size_t last, Tile<T>& tile, At at) const {
     const T levels = static_cast<T>(format.most());
-    format.symmetric ? gluon_gc::measure<true>(at, format.block, blocks_of(size), levels, scales)
-                     : gluon_gc::measure<false>(at, format.block, blocks_of(size), levels, scales);
+    format.symmetric ? tile.template measure<true>(first, last, format.block, levels, at)
+                     : tile.template measure<false>(first, last, format.block, levels, at);
   }
 
-  // Writes the payload of a tile and, with feedback, what its elements p lose. Rounds the elements x: p, or p rotated.
-  // There is room for tile_elements in p and x. Returns whether p is finite.
-  template <typename T>
-  bool encode(const Encoding<T>& call, const Rotation& rotation, std::size_t at, std::size_t size, const T* p, T* x,
-              const StateWriter<T>& losses, const Scales<T>& scales, Stream& stream) const {
-    const std::size_t blocks = blocks_of(size), padded = blocks * format.block;
-    const bool finite = write_scales(call.payload, at / format.block, blocks, scales);
+  // Writes the payload of a tile and, with feedback, what its elements lose. Returns whether they are finite. Calls
+  // beside(first, last) after it has rounded these blocks.
+  template <typename T, typename Beside>
+  bool encode(const Encoding<T>& call, const Rotation& rotation, Tile<T>& tile, Stream& stream, Beside beside) const {
+    const std::size_t padded = tile.blocks * format.block, groups = groups_of(tile.size);
+    const bool finite = write_scales(call.payload, tile.at / format.block, tile.blocks, tile.scales);
     T offsets[tile_elements];
     for (std::size_t i = 0; format.stochastic && i < padded; i += 64) draw_offsets(stream, offsets + i);
     std::uint8_t codes[tile_elements];
     const Result result = !call.memory[0] ? Result::none : format.hadamard ? Result::values : Result::losses;
-    const NextTile<T> next(call, at + tile_elements);
-    quantise(result, x, offsets, losses, scales, blocks, codes, next);
-    const std::size_t groups = groups_of(size);
+    const auto round = rounding<T>(result, tile.scales.bounded);
+    const std::size_t turn = format.block < turn_elements ? turn_elements / format.block : 1;
+    for (std::size_t first = 0; first < tile.blocks; first += turn) {
+      const std::size_t last = tile.blocks - first < turn ? tile.blocks : first + turn;
+      (this->*round)(first, last, tile, offsets, codes);
+      beside(first, last);
+    }
     if (padded < groups * blockwise_group) std::memset(codes + padded, 0, groups * blockwise_group - padded);
-    pack(codes, groups, format.bits, call.payload + at / blockwise_group * format.group_bytes());
-    if (result != Result::values) return finite;
-    for (std::size_t i = 0; i < padded; i += format.block) rotation.back(x + i);
-    for (std::size_t i = 0; i < padded; i += lanes) losses(load(p + i, All{}) - load(x + i, All{}), i, All{});
+    pack(codes, groups, format.bits, call.payload + tile.at / blockwise_group * format.group_bytes());
+    if (result == Result::values) {
+      const StateWriter<T> losses(tile.p, tile.residual);
+      for (std::size_t i = 0; i < padded; i += format.block) rotation.back(tile.x + i);
+      for (std::size_t i = 0; i < padded; i += lanes) losses(load(tile.p + i, All{}) - load(tile.x + i, All{}), i, All{});
+    }
+    if (call.memory[0] && tile.size < tile_elements) {
+      std::memcpy(call.memory[0] + tile.at, tile.residual, tile.size * sizeof(T));
+    }
     return finite;
   }
 
@@ -188,35 +182,38 @@ struct Blockwise : KeepsResidual {
     return finite;
   }
 
-  // Rounds a tile's blocks x to codes, and replaces x by the decoded values or writes the losses. Prefetches the next
-  // tile.
+  // Rounds the blocks [first, last) of a tile to codes, and replaces their x by the decoded values or writes their
+  // losses.
   template <typename T>
-  void quantise(Result result, T* x, const T* offsets, const StateWriter<T>& losses, const Scales<T>& scales,
-                std::size_t blocks, std::uint8_t* codes, const NextTile<T>& next) const {
-    const auto run = [&](auto mode) {
+  using Round = void (Blockwise::*)(std::size_t first, std::size_t last, Tile<T>& tile, const T* offsets,
+                                    std::uint8_t* codes) const;
+
+  template <typename T>
+  Round<T> rounding(Result result, bool bounded) const {
+    const auto of = [=](auto mode) -> Round<T> {
       constexpr Mode known = decltype(mode)::value;
       switch (result) {
-        case Result::none: return quantise<known, Result::none>(x, offsets, losses, scales, blocks, codes, next);
-        case Result::values: return quantise<known, Result::values>(x, offsets, losses, scales, blocks, codes, next);
-        default: return quantise<known, Result::losses>(x, offsets, losses, scales, blocks, codes, next);
+        case Result::none: return &Blockwise::round<known, Result::none, T>;
+        case Result::values: return &Blockwise::round<known, Result::values, T>;
+        default: return &Blockwise::round<known, Result::losses, T>;
       }
     };
-    if (format.stochastic) return run(std::integral_constant<Mode, Mode::stochastic>());
-    if (scales.bounded && format.symmetric) return run(std::integral_constant<Mode, Mode::centred>());
-    if (scales.bounded) return run(std::integral_constant<Mode, Mode::inside>());
-    run(std::integral_constant<Mode, Mode::nearest>());
+    if (format.stochastic) return of(std::integral_constant<Mode, Mode::stochastic>());
+    if (bounded && format.symmetric) return of(std::integral_constant<Mode, Mode::centred>());
+    if (bounded) return of(std::integral_constant<Mode, Mode::inside>());
+    return of(std::integral_constant<Mode, Mode::nearest>());
   }
 
   template <Mode mode, Result result, typename T>
-  void quantise(T* x, const T* offsets, const StateWriter<T>& losses, const Scales<T>& scales, std::size_t blocks,
-                std::uint8_t* codes, const NextTile<T>& next) const {
+  void round(std::size_t first, std::size_t last, Tile<T>& tile, const T* offsets, std::uint8_t* codes) const {
     const Rounding<T, mode> round(format);
-    const std::size_t block = format.block;
-    for (std::size_t index = 0; index < blocks; ++index) {
-      const Vec<T> step = broadcast(scales.step[index]), low = broadcast(scales.low[index]),
-                   inverse = broadcast(scales.inverse[index]);
+    const StateWriter<T> losses(tile.p, tile.residual);
+    T* const x = tile.x;
+    const std::size_t size = format.block;
+    for (std::size_t block = first; block < last; ++block) {
+      const Vec<T> step = broadcast(tile.scales.step[block]), low = broadcast(tile.scales.low[block]),
+                   inverse = broadcast(tile.scales.inverse[block]);
       const auto round_at = [&](std::size_t i) {
-        next.prefetch(i);
         const Vec<T> here = load(x + i, All{});
         Vec<T> place = (mode == Mode::centred ? here : here - low) * inverse;
         if constexpr (mode == Mode::stochastic) place = place + load(offsets + i, All{});
@@ -227,9 +224,9 @@ struct Blockwise : KeepsResidual {
         if constexpr (result == Result::losses) losses(here - value, i, All{});
         return rounded;
       };
-      for (std::size_t i = index * block; i < (index + 1) * block; i += 2 * lanes) {
-        const Vec<T> first = round_at(i), second = round_at(i + lanes);
-        store_lowest_bytes(first, second, codes + i);
+      for (std::size_t i = block * size; i < (block + 1) * size; i += 2 * lanes) {
+        const Vec<T> low_half = round_at(i), high_half = round_at(i + lanes);
+        store_lowest_bytes(low_half, high_half, codes + i);
       }
     }
   }
@@ -290,7 +287,7 @@ struct Blockwise : KeepsResidual {
       const Vec<T> low = broadcast(format.symmetric ? T{0} : number_at<T>(lows, block));
       const auto value_at = [&](std::size_t i) { return (widen<T>(load(codes + i, All{})) - zero) * step + low; };
       const auto emit = [=](const Vec<T>& value, std::size_t i, auto present) {
-        prefetch_ahead(out + i);
+        prefetch_tiles_ahead(out + i);
         store(add ? load(out + i, present) + value : value, out + i, present);
       };
       if (!format.hadamard) {

@@ -17,7 +17,7 @@ template <typename T>
 struct Scales {
   static constexpr std::size_t most = tile_elements / blockwise_least_block;
 
-  bool bounded = true;  // no element is beyond blockwise_most, or not finite
+  bool bounded;  // no element is beyond blockwise_most, or not finite
   std::uint16_t step_bits[most], low_bits[most];
   T step[most], low[most], inverse[most];  // inverse: 1 / step
 };
@@ -51,29 +51,38 @@ void set_scales(Extremes<T>& blocks, std::size_t first, T levels, Scales<T>& sca
   store(broadcast(T{1}) / load(scales.step + first, All{}), scales.inverse + first, All{});
 }
 
-// Sets the scales of blocks of `block` elements. at(i) returns the sixteen elements from i.
-template <bool symmetric, typename T, typename At>
-void measure(At at, std::size_t block, std::size_t blocks, T levels, Scales<T>& scales) {
-  for (std::size_t first = 0; first < blocks; first += lanes) {
-    Extremes<T> rows;
-    for (std::size_t row = 0; row < lanes; ++row) {
-      rows.magnitudes[row] = rows.least[row] = rows.greatest[row] = broadcast(T{0});
-      if (first + row >= blocks) continue;
-      Vec<T> magnitude = broadcast(T{0}), low = broadcast(infinity<T>()), high = broadcast(-infinity<T>());
-      for (std::size_t i = (first + row) * block; i < (first + row + 1) * block; i += lanes) {
+// A tile that is corrected and measured, block by block, before it is rounded.
+template <typename T>
+struct Tile {
+  // Measures the blocks [first, last), of `size` elements. at(i) returns the sixteen elements from i of the tile. Sets
+  // the scales of up to sixteen blocks at once, after the last of them.
+  template <bool symmetric, typename At>
+  void measure(std::size_t first, std::size_t last, std::size_t size, T levels, At at) {
+    for (std::size_t block = first; block < last; ++block) {
+      Vec<T> magnitude = broadcast(T{0}), least = broadcast(infinity<T>()), greatest = broadcast(-infinity<T>());
+      for (std::size_t i = block * size; i < (block + 1) * size; i += lanes) {
         const Vec<T> here = at(i);
         magnitude = larger_magnitude(magnitude, here);
         if constexpr (symmetric) continue;
-        low = lesser(here, low);
-        high = greater(here, high);
+        least = lesser(here, least);
+        greatest = greater(here, greatest);
       }
-      rows.magnitudes[row] = magnitude;
-      rows.least[row] = low;
-      rows.greatest[row] = high;
+      std::size_t row = block % lanes;
+      extremes.magnitudes[row] = magnitude;
+      extremes.least[row] = least;
+      extremes.greatest[row] = greatest;
+      if (row + 1 < lanes && block + 1 < blocks) continue;
+      while (++row < lanes) extremes.magnitudes[row] = extremes.least[row] = extremes.greatest[row] = broadcast(T{0});
+      set_scales<symmetric>(extremes, block / lanes * lanes, levels, scales);
     }
-    set_scales<symmetric>(rows, first, levels, scales);
   }
-}
+
+  std::size_t at, size, blocks;
+  T *p, *x, *residual;  // the corrected elements, what is rounded (p, or p rotated), and where the losses go
+  Scales<T> scales;
+  Extremes<T> extremes;
+  T buffer[tile_elements], rotated[tile_elements];
+};
 
 // How an element is rounded: to the nearest level, or at random to one of two. `inside` is `nearest` without comparing
 // places with the levels at the ends, for elements that are between them. `centred` is `inside` with low = 0.
