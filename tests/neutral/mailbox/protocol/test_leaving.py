@@ -176,7 +176,8 @@ def test_only_a_second_signal_ends_the_last_upload(url, signals, logged):
             ends.wait(TIMEOUT)
 
     leaves.store.trap("put", "/payloads/", interrupt)
-    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+    on_signals = {signal.SIGTERM: lambda *_: sys.exit(5), signal.SIGINT: signal.default_int_handler}
+    earlier = {number: signal.signal(number, now) for number, now in on_signals.items()}
     try:
         with pytest.raises(SystemExit, match="5"):
             leaves.run.close()
@@ -184,7 +185,8 @@ def test_only_a_second_signal_ends_the_last_upload(url, signals, logged):
         assert signals == 2
     finally:
         ends.set()
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in earlier.items():  # a shell's background jobs ignore SIGINT
+            signal.signal(number, handler)
     lost = "a second signal has come: the last 7 steps of this worker are lost"
     assert (lost in logged.text) == (signals == 2)
     if signals == 1:
