@@ -1,5 +1,6 @@
 """Fixtures that tests of several folders share; ends the standing clusters."""
 
+import gc
 import locale
 import os
 import sys
@@ -58,6 +59,10 @@ def pytest_xdist_make_scheduler(config, log):
             super()._assign_work_unit(node)
 
     return LongestFirst(config, log)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # ten thousand tests, that nothing need look through
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ The workers get torchrun's variables for workers, but not those of torchrun's ag
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -91,6 +92,7 @@ def run(
 def become(variables: dict[str, str], log: str) -> None:
     """Give a forked process its environment, and a file for what it prints."""
     die_with_parent()
+    gc.freeze()  # what the server has imported: to look through it takes 0.3 s
     opened = os.open(log, os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
         os.dup2(opened, number)

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 import gluon_gc.torch as bps
 from tests.algorithm_replay import (
@@ -432,6 +433,7 @@ def tensor_bytes():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects of PyTorch are deprecated
         tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    tensors = [each for each in tensors if not isinstance(each, DTensor)]  # it wraps another
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
     return sum(storage.nbytes() for storage in storages.values())
 
