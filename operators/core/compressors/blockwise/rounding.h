@@ -78,7 +78,7 @@ struct Tile {
   }
 
   std::size_t at, size, blocks;
-  T *p, *x, *residual;  // the corrected elements, what is rounded (p, or p rotated), and where the losses go
+  T *p, *x, *residual;  // the corrected elements; those to round: p, or p rotated; where the losses go
   Scales<T> scales;
   Extremes<T> extremes;
   T buffer[tile_elements], rotated[tile_elements];
