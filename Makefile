@@ -231,9 +231,10 @@ $(VENV)/.installed: $(VENV)/.made $(REQUIREMENTS)
 	$(PY) $(INSTALL) --no-deps $(REQUIREMENTS:%=-r %)
 	@touch $@
 
+# Without MAKEFLAGS: Horovod's own make compiles one file at a time if this one has the option --jobs.
 $(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
 	@echo "== Building Horovod against MXNet, without MPI and NCCL (minutes)"
-	HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
+	MAKEFLAGS= HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
 	  HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 \
 	  HOROVOD_CMAKE="$(CURDIR)/$(VENV)/bin/cmake" CMAKE_TOOLCHAIN_FILE="$(CURDIR)/requirements/horovod.cmake" \
 	  $(PY) $(INSTALL) --no-build-isolation --no-cache-dir -r $(HOROVOD)
