@@ -23,7 +23,7 @@ DGC = ["--compressor", "dgc", "--k", "0.01", "--dgc-warmup-epochs", "1", "--comp
 DGC += ["--compress-momentum", "nesterov"]
 CHECKSUM = re.compile(r"rank (\d) of \d: checksum of the parameters (\w+)")
 
-pytestmark = pytest.mark.timeout(440)
+pytestmark = pytest.mark.timeout(240)
 
 
 def trained(script, arguments, folder, workers=2, start=scripts.run):
@@ -92,6 +92,7 @@ def folders(tmp_path_factory):
     return folder
 
 
+@pytest.mark.timeout(440)
 def test_imagenet_trains_on_folders_of_images_and_goes_on(folders, tmp_path):
     arguments = [folders, "-j", 1, "--input-size", 32, "--batch-size", 16]
     arguments += ["--epochs", 2, "--lr", 0.01, "--lr-mode", "cosine", "--warmup-epochs", 1]

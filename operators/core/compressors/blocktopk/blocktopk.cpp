@@ -61,7 +61,7 @@ struct Blocktopk : KeepsResidual {
           record.write_elements(indices, values);
           for (std::size_t j = 0; j < kept; ++j) p[indices[j]] = p[indices[j]] - values[j];
           if (!record.finite()) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
-          if (call.memory[0] && writer.past_caches) left = p;
+          if (writer.past_caches) left = p;
         }
         if (left) {
           const std::size_t at = (end - 1) / format.block * format.block;

@@ -51,12 +51,9 @@ using ElementBlocks = Blocks<16384>;
 // How many elements are rounded, and then as many of the next tile prepared.
 constexpr std::size_t turn_elements = 512;
 
-// Calls body(at, size) for the tiles in [begin, end). The last one may be shorter than tile_elements.
-template <typename Body>
-void for_each_tile(std::size_t begin, std::size_t end, Body body) {
-  for (std::size_t at = begin; at < end; at += tile_elements) {
-    body(at, end - at < tile_elements ? end - at : tile_elements);
-  }
+// The size of the tile at `at` of the elements up to `end`. The last one may be shorter.
+constexpr std::size_t tile_size(std::size_t at, std::size_t end) {
+  return end - at < tile_elements ? end - at : tile_elements;
 }
 
 // What rounding keeps of the elements: nothing, their decoded values, or what these lack.
@@ -102,7 +99,7 @@ struct Blockwise : KeepsResidual {
   template <typename T>
   void start(const Encoding<T>& call, std::size_t at, std::size_t end, Tile<T>& tile) const {
     tile.at = at;
-    tile.size = at >= end ? 0 : end - at < tile_elements ? end - at : tile_elements;
+    tile.size = at < end ? tile_size(at, end) : 0;
     tile.blocks = blocks_of(tile.size);
     tile.scales.bounded = true;
     T* const memory = call.memory[0];
@@ -263,12 +260,12 @@ struct Blockwise : KeepsResidual {
     if (call.count == 0 && !call.add) return fill_with_zeros(call.out, n, call.threads);
     const Rotation rotation(format.block);
     ElementBlocks(n).run_parts(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
-      for_each_tile(begin, end, [&](std::size_t at, std::size_t size) {
+      for (std::size_t at = begin; at < end; at += tile_elements) {
         for (std::size_t k = 0; k < call.count; ++k) {
           const auto decode = call.add || k > 0 ? &Blockwise::decode<true, T> : &Blockwise::decode<false, T>;
-          (this->*decode)(call.payload(k), rotation, at, size, call.out + at);
+          (this->*decode)(call.payload(k), rotation, at, tile_size(at, end), call.out + at);
         }
-      });
+      }
     });
   }
 
