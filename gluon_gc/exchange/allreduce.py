@@ -48,7 +48,7 @@ class Allreduce(Stages):
 
     def send(self, task: Task) -> None:
         """Send the header."""
-        self._own.write(task.job, self._identity)
+        self._own.write(task.job, task.job.stamp_of(self._identity))
         self._headers.start()
         request, scale = task.job.request, task.job.scale
         values = request.values.of(self._piece)

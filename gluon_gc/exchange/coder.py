@@ -104,7 +104,7 @@ class Coder:
 
     def in_place(self) -> kernels.StateOfCall:
         """Return the state for a call that cannot be taken back."""
-        return self._references[self._now].words, 0
+        return self._references[self._now].in_place
 
     def turn(self, continues: bool) -> kernels.StateOfCall:
         """Return the state for a call that can be taken back.
@@ -122,7 +122,7 @@ class Coder:
         if free == kept:
             free = (kept + 1) % count
         self._now = self._add_copy() if free in (now, kept) else free
-        return self._references[self._now].words, self._references[now].pointer
+        return self._references[self._now].after(self._references[now])
 
     def take_back(self) -> None:
         """Return to the state before the last `turn` that did not continue another."""

@@ -214,8 +214,9 @@ class MachineTransfer(Stages):
 
     def begin(self, task: Task) -> None:
         """Send the job's values to the workers of this machine that sum them."""
+        stamp = task.job.stamp_of(self._identity)
         for headed in self._sent:
-            headed.write(task.job, self._identity)
+            headed.write(task.job, stamp)
         for coding in self._adding:
             coding.encode(task.job)
         self._in.start()

@@ -59,8 +59,9 @@ class ReduceScatter(Stages):
         with self.meter.timing("compress_seconds"), self._around(task.job.request):
             for coding in self._codings:
                 coding.encode(task.job)
+        stamp = task.job.stamp_of(self._identity)
         for own_header in self._own_headers:
-            header.write(own_header, task.job.stamp_of(self._identity), ())
+            header.write(own_header, stamp, ())
         self.meter.pushed_bytes += self._to_owners.start()
 
     def answer(self, task: Task) -> None:

@@ -149,18 +149,20 @@ class Transfer(Stages):
         if self._to_owners is None:
             return
         with self.meter.timing("compress_seconds"):
+            stamp = task.job.stamp_of(self._identity)
             for headed in self._sent:
-                headed.write(task.job, self._identity)
+                headed.write(task.job, stamp)
             for coding in self._of_others:
                 coding.encode(task.job)
         self.meter.pushed_bytes += self._to_owners.start()
 
     def answer(self, task: Task) -> None:
         """Encode gathered chunks, sum the chunks that this worker owns, and send both to all."""
-        with self.meter.timing("compress_seconds"):
-            self._gathered.write(task.job, self._identity)
-            for coding in self._of_gathered:
-                coding.encode(task.job)
+        if self._of_gathered:
+            with self.meter.timing("compress_seconds"):
+                self._gathered.write(task.job, task.job.stamp_of(self._identity))
+                for coding in self._of_gathered:
+                    coding.encode(task.job)
         if self._to_owners is not None:
             with self.meter.timing("wait_seconds"):
                 self._to_owners.wait()
@@ -254,12 +256,12 @@ class HeadedChunks:
             self._header = next(rooms)
             buffers.update(zip(chunks, rooms))
 
-    def write(self, job: Job, identity: int) -> None:
-        """Write a header with the chunks that have a gradient, and a transfer's `identity`."""
+    def write(self, job: Job, stamp: Stamp) -> None:
+        """Write a header with a stamp, and the chunks that have a gradient."""
         if self._headed:
             absent = job.request.absent
             present = not absent or [chunk.piece.tensor not in absent for chunk in self.chunks]
-            header.write(self._header, job.stamp_of(identity), present, job.contributors)
+            header.write(self._header, stamp, present, job.contributors)
 
     def read(self) -> Found:
         """Compare the headers of several workers."""

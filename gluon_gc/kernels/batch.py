@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Sequence, Tuple
+import math
+from typing import Sequence
 
 import numpy as np
 
-from .codec import Codec, aligned_zeros
+from .codec import Codec
 from .library import Call, Position, StateAddresses, Status, address_of, check, library
+from .memory import aligned_zeros
 
 
 class StateReference:
@@ -20,27 +22,30 @@ class StateReference:
 
     Attributes
     ----------
-    words : tuple of int
-        The addresses.
-    pointer : int
-        The address of the addresses.
+    in_place : StateOfCall
+        For a call that updates this state.
     """
 
     def __init__(self, addresses: StateAddresses) -> None:
-        self._addresses = addresses  # `pointer` points to them
-        self.words = tuple(address or 0 for address in (addresses.momentum, *addresses.memory))
-        self.pointer = ctypes.addressof(addresses)
+        self._addresses = addresses  # `_pointer` points to them
+        self._words, self._pointer = bytes(addresses), bytes(ctypes.pointer(addresses))
+        self.in_place: StateOfCall = self._words + bytes(len(self._pointer))
+
+    def after(self, earlier: StateReference) -> StateOfCall:
+        """Return the states of a call that reads an earlier state and writes this one."""
+        return self._words + earlier._pointer
 
 
-StateOfCall = Tuple[Tuple[int, ...], int]
-"""The `words` where a call writes a state, and the `pointer` to the earlier one; 0: in place."""
+StateOfCall = bytes
+"""The fields `state` and `earlier` of a Call."""
 
-_WORDS = {"codec": "u8", "values": "u8", "scale": "f8", "ratio": "f8", "earlier": "u8"}
 _COLUMNS = np.dtype(
     {
-        "names": [*_WORDS, "state"],
-        "formats": [*_WORDS.values(), ("u8", 3)],
-        "offsets": [getattr(Call, name).offset for name in (*_WORDS, "state")],
+        "names": ["codec", "values", "scale", "ratio", "state"],
+        "formats": ["u8", "u8", "f8", "f8", ("u8", 4)],
+        "offsets": [
+            getattr(Call, name).offset for name in ("codec", "values", "scale", "ratio", "state")
+        ],
         "itemsize": ctypes.sizeof(Call),
     }
 )
@@ -110,6 +115,7 @@ class Batch:
             workspace = aligned_zeros(size, np.uint8)
             workspaces = [workspace.ctypes.data] * count
         self._codecs = codecs
+        self._replaced, self._scale, self._has_ratios = -1, math.nan, True  # nothing is written yet
         columns = np.frombuffer(self._calls, _COLUMNS) if count else np.empty(0, _COLUMNS)
         self._columns = {name: columns[name] for name in columns.dtype.names}
         self._kept = [payload, payloads, workspace]  # the calls hold their addresses
@@ -160,11 +166,17 @@ class Batch:
         if values is None and self._needs_values:
             raise ValueError("values must be the address of each codec's values, got None")
         columns = self._columns
-        columns["codec"][:] = [c.handle.value for c in self._codecs]  # `set_options` replaces it
-        columns["scale"][:] = scale
+        if self._replaced != Codec.replaced:
+            self._replaced = Codec.replaced
+            columns["codec"][:] = [codec.handle.value for codec in self._codecs]
+        if scale != self._scale:
+            columns["scale"][:] = self._scale = scale
         if ratios is not None:
             _require_one_each("ratios", ratios, count)
-        columns["ratio"][:] = 1.0 if ratios is None else ratios
+            columns["ratio"][:] = ratios
+        elif self._has_ratios:
+            columns["ratio"][:] = 1.0
+        self._has_ratios = ratios is not None
         if values is not None:
             _require_one_each("values", values, count)
             columns["values"][:] = values
@@ -174,7 +186,7 @@ class Batch:
                 call.position = position
         if states is not None:
             _require_one_each("states", states, count)
-            columns["state"][:], columns["earlier"][:] = zip(*states)
+            columns["state"][:] = np.frombuffer(b"".join(states), np.uint64).reshape(count, 4)
         check(self._function(self._calls, count))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cached_property
-from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Tuple
+from typing import Any, ClassVar, Dict, Mapping, NamedTuple, NoReturn, Tuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from .library import (
     library,
     output_of,
 )
+from .memory import aligned_zeros
 from .stream import position
 
 Layout = Dict[str, Tuple[Tuple[int, ...], str]]
@@ -43,12 +44,6 @@ class State(NamedTuple):
 
     momentum: np.ndarray | None = None
     memory: tuple[np.ndarray, ...] = ()
-
-
-def aligned_zeros(n: int, dtype: Any) -> np.ndarray:
-    """Zeros at a multiple of 64 bytes: workspaces need it, and states are then written faster."""
-    data = np.zeros(n * np.dtype(dtype).itemsize + 64, np.uint8)
-    return data[-data.ctypes.data % 64 :][: data.size - 64].view(dtype)
 
 
 def as_text(options: Mapping[str, Any]) -> str:
@@ -97,6 +92,8 @@ class Codec:
     isa : str or None
     handle : c_void_p
         The library's pointer to this codec. `set_options` replaces it.
+    replaced : int
+        How many handles of all codecs have been replaced.
     traits : Traits
     payload_bytes : int
         The maximum length of a payload.
@@ -120,6 +117,7 @@ class Codec:
         The dtype is neither float32 nor float64.
     """
 
+    replaced: ClassVar[int] = 0
     _workspace: np.ndarray | None = None  # allocated at the first call
 
     def __init__(
@@ -169,6 +167,7 @@ class Codec:
             if before != after:
                 raise ValueError(f"options must not change {name} from {before}, got {after}")
         self.handle, other.handle = other.handle, self.handle  # `other` frees the earlier one
+        Codec.replaced += 1
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies, which would free `handle` twice."""

@@ -15,6 +15,8 @@ from .gradients.state import CompressionState
 from .transport import staging
 from .transport.staging import future_on
 
+_Unused = torch.futures.Future[Collection[str]]
+
 
 def compression_hook(
     state: CompressionState, bucket: dist.GradBucket
@@ -69,7 +71,7 @@ def _averaged(
         if state.parameters[name].grad is not None and not state.gradients.shadows
     }
 
-    def averages(done: torch.futures.Future[Collection[str]]) -> torch.Tensor:
+    def averages(done: _Unused) -> torch.Tensor:
         for name in earlier.keys() & done.value():
             gradients[name].copy_(earlier[name])
         return buffer

@@ -70,7 +70,7 @@ def test_a_batch_writes_the_state_of_each_codec_where_the_call_says():
         values = [np.random.default_rng(step).standard_normal(n).astype(np.float32) for n in SIZES]
         new, earlier = step % 2, 1 - step % 2
         pairs = zip(references[new], references[earlier])
-        at_states = [(written.words, read.pointer) for written, read in pairs]
+        at_states = [written.after(read) for written, read in pairs]
         at = [array.ctypes.data for array in values]
         for _ in range(1 + step // 2):  # the second call repeats the step
             compress(at, states=at_states)

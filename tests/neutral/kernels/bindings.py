@@ -96,4 +96,4 @@ def aggregate(
 def in_place(codecs: Sequence[Codec], states: Sequence[State]) -> list[StateOfCall]:
     """Return the states of a `Batch`'s call that updates them in place."""
     pairs = zip(codecs, states)
-    return [(StateReference(addresses(*pair)).words, 0) for pair in pairs]
+    return [StateReference(addresses(*pair)).in_place for pair in pairs]
