@@ -26,6 +26,7 @@ from .library import (
     runs_on_gpu,
 )
 from .low_rank import accumulate, multiply, orthonormalise, project
+from .memory import aligned_zeros
 from .stream import jump, jump_to_worker, position
 from .values import sum_of_squares, values_finite
 
@@ -43,6 +44,7 @@ __all__ = [
     "Traits",
     "accumulate",
     "addresses",
+    "aligned_zeros",
     "as_text",
     "compressors",
     "frame",

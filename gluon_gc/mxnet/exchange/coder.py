@@ -291,20 +291,23 @@ class MessageMemory:
         line = _CACHE_LINE_BYTES // np.dtype(dtype).itemsize
         ends = [np.cumsum([-(-size // line) * line for size in sizes]) for sizes in self._sizes]
         self._begins = [[0, *end[:-1]] for end in ends]
-        self.arrays: list[NDArray] = [mx.nd.zeros(int(end[-1]), dtype=dtype) for end in ends]
+        self._ends = np.cumsum([end[-1] for end in ends], dtype=int)  # of the arrays
+        self.arrays = self._in(self._zeros())
         self.earlier: list[NDArray] = []
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.size for array in self.arrays) * np.dtype(self._dtype).itemsize
+        return int(self._ends[-1]) * np.dtype(self._dtype).itemsize if self._sizes else 0
 
     def use(self, memory: np.ndarray) -> None:
         """Use this memory for the arrays from now on: `num_bytes` zeros, uint8, on the CPU."""
         self.arrays = self._in(memory)
 
+    def _zeros(self) -> np.ndarray:
+        return kernels.aligned_zeros(self.num_bytes, np.uint8)
+
     def _in(self, memory: np.ndarray) -> list[NDArray]:
-        ends = np.cumsum([array.size for array in self.arrays])[:-1]
-        pieces = np.split(memory.view(self._dtype), ends) if self.arrays else []
+        pieces = np.split(memory.view(self._dtype), self._ends[:-1]) if self._sizes else []
         return [as_ndarray(piece) for piece in pieces]
 
     def move_to(self, gpu: mx.Context | None) -> None:
@@ -314,10 +317,8 @@ class MessageMemory:
 
     def keep_earlier(self, memory: np.ndarray | None = None) -> None:
         """Keep the state before each step from now on, in this memory if it is given."""
-        if memory is None:
-            self.earlier = [mx.nd.empty(a.shape, a.context, a.dtype) for a in self.arrays]
-        else:
-            self.earlier = self._in(memory)
+        earlier = self._in(self._zeros() if memory is None else memory)
+        self.earlier = [e.as_in_context(now.context) for e, now in zip(earlier, self.arrays)]
 
     def swap(self) -> None:
         """Make the earlier state the current one: to begin a step, and to take it back."""
