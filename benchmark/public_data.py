@@ -52,6 +52,8 @@ METHODS = {
     "blockwise, feedback": "--compressor blockwise --ef vanilla",
     "topk 0.01, feedback": "--compressor topk --k 0.01 --ef vanilla",
     "zero_one_adam, onebit": f"--algorithm zero_one_adam --var-freeze-step 100 {ONEBIT}",
+    "zero_one_adam, blockwise": "--algorithm zero_one_adam --var-freeze-step 100 "
+    "--compressor blockwise --ef vanilla",
     "local_steps 5, onebit": "--algorithm local_steps --every 5 --outer-lr 1 --outer-momentum 0 "
     + ONEBIT,
 }
