@@ -6,9 +6,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gluon_gc.torch as bps
 from gluon_gc.env import ConfigurationError
+from gluon_gc.exchange.collectives import ToAll
 from gluon_gc.torch.transport import gloo, groups, nccl
 from gluon_gc.torch.transport.arrays import GpuCoder
 from tests.link import link_of
@@ -59,6 +62,23 @@ def test_buckets_and_options_of_ddp():
             {"find_unused_parameters": True},
         ):
             assert torch.equal(trained(params, ddp_options=options), expected), (params, options)
+
+
+@on_workers(2)
+def test_a_worker_may_leave_before_the_other_has_announced_another_exchange():
+    _, optimizer, ddp, _ = wrapped(ONEBIT)
+    announce = ToAll.expect
+
+    def announce_late(collective):
+        time.sleep(1)  # meanwhile worker 1 has its average, and ends
+        announce(collective)
+
+    loss_of(ddp, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with mock.patch.object(ToAll, "expect", announce_late) if bps.rank() == 0 else nullcontext():
+        loss_of(ddp, 1).backward()
+    optimizer.step()
 
 
 @on_workers(2)

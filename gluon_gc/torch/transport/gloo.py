@@ -52,9 +52,14 @@ class GlooMessages:
         self.expect()
 
     def expect(self) -> None:
-        self._coming = [
-            (member, self._group.recv([room], member, self._tag)) for member, room in self._rooms
-        ]
+        self._coming, self._failed = [], None
+        for member, room in self._rooms:
+            try:
+                self._coming.append((member, self._group.recv([room], member, self._tag)))
+            except (
+                RuntimeError
+            ) as error:  # no failure if the other worker has sent its last message
+                self._failed = self._failed or (member, error)
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
         self._sent += [
@@ -63,6 +68,9 @@ class GlooMessages:
 
     def wait(self) -> None:
         sent = list(self._sent)
+        if self._failed is not None:
+            self._member, error = self._failed
+            raise RuntimeError(f"{self._awaited()}: {error}") from error
         with waiting(self._awaited):
             for member, work in (*self._coming, *sent):
                 self._member = member
