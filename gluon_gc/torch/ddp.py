@@ -16,6 +16,7 @@ from .transport import staging
 from .transport.staging import future_on
 
 _Unused = torch.futures.Future[Collection[str]]
+"""Its value: the names of the parameters for which no worker has a gradient."""
 
 
 def compression_hook(

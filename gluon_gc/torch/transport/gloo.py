@@ -48,18 +48,17 @@ class GlooMessages:
         self._ranks = dist.get_process_group_ranks(group)
         self._rooms = _tensors(rooms)
         self._sent: list[tuple[int, dist.Work]] = []
-        self._member = 0  # the one that `wait` waits for
+        self._member = 0  # the one that is waited for
         self.expect()
 
     def expect(self) -> None:
-        self._coming, self._failed = [], None
+        self._coming, self._refused = [], None
         for member, room in self._rooms:
+            self._member = member
             try:
                 self._coming.append((member, self._group.recv([room], member, self._tag)))
-            except (
-                RuntimeError
-            ) as error:  # no failure if the other worker has sent its last message
-                self._failed = self._failed or (member, error)
+            except RuntimeError as error:  # harmless if the other worker sends nothing more
+                self._refused = self._refused or self._failure(error)
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
         self._sent += [
@@ -68,17 +67,19 @@ class GlooMessages:
 
     def wait(self) -> None:
         sent = list(self._sent)
-        if self._failed is not None:
-            self._member, error = self._failed
-            raise RuntimeError(f"{self._awaited()}: {error}") from error
+        if self._refused is not None:
+            raise self._refused
         with waiting(self._awaited):
             for member, work in (*self._coming, *sent):
                 self._member = member
                 try:
                     work.wait()
                 except RuntimeError as error:
-                    raise RuntimeError(f"{self._awaited()}: {error}") from error
+                    raise self._failure(error) from error
         del self._sent[: len(sent)]  # not before: Gloo cannot send a message without its buffer
+
+    def _failure(self, error: RuntimeError) -> RuntimeError:
+        return RuntimeError(f"{self._awaited()}: {error}")
 
     def _awaited(self) -> str:
         own, other = (self._ranks[i] for i in (self._group.rank(), self._member))

