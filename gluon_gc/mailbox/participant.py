@@ -34,13 +34,13 @@ from . import objects
 from .objects import DamagedError, Object
 from .packing import Arrays, Packing
 from .patient_store import PatientStore, replaced
-from .store import StoreError, upload_seconds
+from .store import StoreError, transfer_seconds
 
 _READERS = 8  # threads that get payloads
 _DAY = 86400.0  # seconds
 _LATE = 5  # rounds in a row between two warnings that payloads come too late
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two listings of a round
-_LAST_SECONDS = 30.0  # a worker that leaves waits at most so long for a result
+_DECIDING_SECONDS = 30.0  # from a decider's listing to its result, without reading payloads
 
 State = Dict[str, Arrays]
 """The shared state of an algorithm: arrays by kind and parameter."""
@@ -193,16 +193,19 @@ class Participant:
     def _result_of_others(self, number: int) -> Header | None:
         """The result of a round. None if its decider lists, or will list, this worker's payload.
 
-        Another worker may have listed the round before, but not if the round was not complete.
+        Another worker may have listed the round before, and may need long to read the payloads.
         """
-        began, longest = time.monotonic(), min(self.settings.grace, _LAST_SECONDS)
+        began = time.monotonic()
         while True:
+            # Before the result, because a decider writes the result before it leaves.
+            leavers = self._look(number + 1).leavers
             look, waited = self._look(number), time.monotonic() - began
             if look.has_result:
                 return self._read_result(number)
-            deciders = look.workers - look.leavers - self._look(number + 1).leavers
-            others = deciders - {self.settings.worker}
-            if len(others) < self.settings.min_workers or waited > longest:
+            # With any number of payloads: `min_workers` may differ between workers.
+            deciders = look.workers - look.leavers - leavers - {self.settings.worker}
+            longest = _DECIDING_SECONDS + transfer_seconds(sum(look.payloads.values()))
+            if not deciders or waited > longest:
                 return None
             time.sleep(min(_LONGEST, max(_SHORTEST, waited / 10)))
 
@@ -330,7 +333,7 @@ class Participant:
 
     def _upload(self, name: str, data: bytes) -> None:
         began = time.monotonic()
-        self.uploads_until = began + upload_seconds(len(data))
+        self.uploads_until = began + transfer_seconds(len(data))
         try:
             self._store.put(name, data)
         finally:

@@ -25,12 +25,12 @@ except ImportError as error:
     obstore, _missing = None, error
 
 _FORMS = "a path, file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
-_SLOWEST = 125_000  # bytes/s of an upload, the speed of a link of 1 Mbit/s
+_SLOWEST = 125_000  # bytes/s, the speed of a link of 1 Mbit/s
 _RETRY_SECONDS = 2.0  # obstore's own retries begin within this time, because callers retry too
 
 
-def upload_seconds(size: int) -> float:
-    """The seconds that an upload of this many bytes may last."""
+def transfer_seconds(size: int) -> float:
+    """The seconds that an upload or a download of this many bytes may last."""
     return size / _SLOWEST
 
 
@@ -213,7 +213,7 @@ class Store:
 
     def _client(self, upload: int = 0) -> Any:
         """The client for uploads of at most this many bytes."""
-        needed = 1 + upload_seconds(upload) / self._timeout
+        needed = 1 + transfer_seconds(upload) / self._timeout
         seconds = self._timeout * 2 ** math.ceil(math.log2(needed))
         if seconds not in self._clients:
             self._clients[seconds] = self._opened(seconds)

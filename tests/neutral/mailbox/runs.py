@@ -223,20 +223,25 @@ class Replay:
         return None
 
     def _rounds(self) -> Iterator[Round]:
-        """The decided rounds. `open_payloads`: those of each other round, in order."""
+        """The decided rounds. `open_payloads`: those of each other round, in order.
+
+        A worker that leaves may put its last payload behind an open round that has none.
+        """
         self.open_payloads: list[dict[str, objects.Object]] = []
-        number = 1
-        while not self.open_payloads or self.open_payloads[-1]:
+        workers: defaultdict[int, set[str]] = defaultdict(set)  # with a payload, by round
+        for place in ("", ARCHIVE):
+            folder = place + objects.rounds_folder(self.kind)
+            for entry in self._store.list(folder):
+                number, what, *worker = entry.name[len(folder) :].split("/")
+                workers[int(number)].update(worker if what == "payloads" else ())
+        for number in sorted(workers.keys() - {0}):
             result = self._get(objects.result_name(self.kind, number))
-            folder = objects.payloads_folder(self.kind, number)
-            listed = [*self._store.list(folder), *self._store.list(ARCHIVE + folder)]
-            names = sorted({objects.last_part(entry.name) for entry in listed})
+            names = sorted(workers[number])
             payloads = {n: self._get(objects.payload_name(self.kind, number, n)) for n in names}
             if result is None:
                 self.open_payloads.append(payloads)
             else:
                 yield Round(result.header, payloads)
-            number += 1
 
     def decoded(self, payload: objects.Object) -> dict[str, np.ndarray]:
         """The arrays of a payload."""

@@ -13,6 +13,7 @@ import pytest
 
 from gluon_gc.mailbox import objects, patient_store, run
 from gluon_gc.mailbox.store import Store, StoreError
+from tests.neutral.mailbox.runs import Replay
 
 from .workers import SHAPES, TIMEOUT, Member, counted, in_threads, read, results, wait_for
 
@@ -115,11 +116,18 @@ def test_a_payload_that_comes_after_the_result_is_put_again(url, rounds):
     assert leaves.driver.uncounted_steps == 0
 
 
-def test_a_payload_that_a_decider_has_not_listed_is_put_again(url):
-    stays = Member(url, 0, grace=AT_ONCE).join()
-    leaves = Member(url, 1, {"every": 100}, grace=LONG).join().train(7)
+def held_before_its_result(member):
+    """Return two events: the member is about to put its next result, and it may go on."""
     lists, goes_on = threading.Event(), threading.Event()
-    stays.store.trap("put", "/result", lambda: (lists.set(), goes_on.wait(TIMEOUT)))
+    member.store.trap("put", "/result", lambda: (lists.set(), goes_on.wait(TIMEOUT)))
+    return lists, goes_on
+
+
+@pytest.mark.parametrize("own", [{"grace": AT_ONCE}, {"grace": LONG}, {"min_workers": 9}], ids=str)
+def test_a_payload_that_a_decider_has_not_listed_is_put_again(url, own):
+    stays = Member(url, 0, grace=AT_ONCE).join()
+    leaves = Member(url, 1, {"every": 100}, **own).join().train(7)
+    lists, goes_on = held_before_its_result(stays)
 
     def leave_meanwhile():
         assert lists.wait(TIMEOUT)
@@ -130,6 +138,53 @@ def test_a_payload_that_a_decider_has_not_listed_is_put_again(url):
     assert counted(results(url)[1]) == [stays.name]
     stays.train(3)
     assert counted_weight(url, leaves) == 7
+
+
+def test_a_payload_is_put_again_if_its_decider_leaves_between_two_listings(url):
+    decider = Member(url, 0, grace=AT_ONCE).join()
+    leaves = Member(url, 1, {"every": 100}, grace=LONG).join().train(7)
+    lists, goes_on = held_before_its_result(decider)
+    has_left = threading.Event()
+
+    def decide_and_leave():
+        decider.train().run.close()
+        has_left.set()
+
+    def let_it_leave():
+        goes_on.set()
+        assert has_left.wait(TIMEOUT)
+
+    def leave_meanwhile():
+        assert lists.wait(TIMEOUT)
+        trap = leaves.store.trap
+        trap("put", "/leavers/", partial(trap, "list", "/00000001/", let_it_leave, True), True)
+        leaves.run.close()
+
+    in_threads(decide_and_leave, leave_meanwhile)
+    assert counted(results(url)[1]) == [decider.name]
+    Member(url, 2, grace=AT_ONCE).join().train(3)
+    assert counted_weight(url, leaves) == 7
+
+
+def test_a_worker_that_was_killed_is_waited_for_while_it_might_read_payloads(url, monkeypatch):
+    monkeypatch.setattr("gluon_gc.mailbox.participant._DECIDING_SECONDS", SHORT)
+    monkeypatch.setattr("gluon_gc.mailbox.store._SLOWEST", 1000)
+    leaves = Member(url, 0, {"every": 100}, grace=AT_ONCE).join().train(7)
+    leaves.store.put(objects.payload_name("difference", 1, "killed-1-abcdef"), bytes(500))
+    assert 0.5 < leave(leaves) < 10
+    assert weights(url, leaves) == {1: 7} and results(url) == {}
+
+
+def test_a_replay_has_a_last_payload_behind_a_round_without_any(url):
+    decider = Member(url, 0, grace=AT_ONCE).join()
+    leaves = Member(url, 1, {"every": 100}, grace=SHORT).join().train(7)
+    during_uploads(leaves, decider.train)
+    for member in (leaves, decider):
+        member.run.close()
+    assert weights(url, leaves) == {3: 7} and list(results(url)) == [1]
+    replay = Replay(url, {"algorithm": {"name": "local_steps"}, "compression_params": None})
+    for name, values in replay.handed_over(leaves.name).items():
+        np.testing.assert_allclose(values, leaves.made[name].reshape(-1), atol=1e-5)
 
 
 def test_a_payload_that_always_comes_too_late_is_told(url, logged):
