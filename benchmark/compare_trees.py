@@ -4,9 +4,10 @@
     sudo .venv/bin/python benchmark/compare_trees.py /tmp/before
 
 The clusters of both trees run on the same hosts, in network namespaces with links of a given rate,
-and take turns: one exchanges gradients while the others wait. So other load on the machine affects
-both trees. All workers run the scripts of this tree, but import gluon_gc from their own tree. A
-tree without a compiled library gets one. It needs root, iproute2 and PyTorch.
+and take turns in random order: one exchanges gradients while the others wait. So other load on the
+machine affects both trees. (A cluster that always runs first or last is about 2 % slower.) All
+workers run the scripts of this tree, but import gluon_gc from their own tree. A tree without a
+compiled library gets one. It needs root, iproute2 and PyTorch.
 
 The table has medians over the rounds: seconds per exchange, as the slowest worker sees it, and
 processor seconds of all processes of a cluster, per step. A ratio above 1 says that this tree is
@@ -24,6 +25,7 @@ import argparse
 import importlib.util
 import json
 import os
+import random
 import re
 import signal
 import statistics
@@ -149,11 +151,11 @@ def measure(
                 contest.backend, contest.workers, contest.servers, words
             )
             clusters[engine, number] = Cluster(processes, workers)
-        turns = list(clusters.values())
+        turns, order = list(clusters.values()), random.Random(0)
         for _ in range(spec["rounds"]):
+            order.shuffle(turns)
             for cluster in turns:
                 cluster.take_turn()
-            turns.reverse()
         return {key: cluster.result(arguments.steps) for key, cluster in clusters.items()}
 
 
