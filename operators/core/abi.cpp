@@ -135,10 +135,7 @@ const char* gluon_gc_aggregate(const gluon_gc_call* calls, std::size_t count) {
     }
     run(calls, count, cuda::aggregate, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
-      T* const sum = static_cast<T*>(call.workspace);
-      void* const workspace = static_cast<char*>(call.workspace) + codec.sum_bytes();
-      codec.decompress(call, sum, false, workspace);
-      codec.compress(call, sum, codec.ratio_of(call.payloads), workspace);
+      codec.aggregate<T>(call);
     });
   });
 }

@@ -113,6 +113,28 @@ struct Codec : Plan {
 
   template <typename T>
   void compress(const gluon_gc_call& call, const T* values, double ratio, void* workspace) const {
+    encode(call, values, ratio, workspace, [=](const Encoding<T>& encoding) {
+      return of<T>().compress(self, encoding);
+    });
+  }
+
+  template <typename T>
+  void aggregate(const gluon_gc_call& call) const {
+    T* const sum = static_cast<T*>(call.workspace);
+    void* const workspace = static_cast<char*>(call.workspace) + sum_bytes();
+    if (of<T>().aggregate == nullptr) {
+      decompress(call, sum, false, workspace);
+      return compress(call, sum, ratio_of(call.payloads), workspace);
+    }
+    check_payloads<T>(call);
+    encode<T>(call, sum, ratio_of(call.payloads), workspace, [=](const Encoding<T>& encoding) {
+      return of<T>().aggregate(self, decoding(call, sum, false, workspace), encoding);
+    });
+  }
+
+  // Calls run(encoding), which writes the payload and returns whether the elements are finite.
+  template <typename T, typename Run>
+  void encode(const gluon_gc_call& call, const T* values, double ratio, void* workspace, Run run) const {
     std::memcpy(call.payload, &ratio, header);
     const gluon_gc_state& earlier = earlier_of(call);
     Encoding<T> encoding{values,
@@ -131,7 +153,7 @@ struct Codec : Plan {
       encoding.earlier_memory[i] = static_cast<const T*>(earlier.memory[i]);
       encoding.memory[i] = static_cast<T*>(call.state.memory[i]);
     }
-    const bool finite = of<T>().compress(self, encoding);
+    const bool finite = run(encoding);
     if (!finite) {
       of<T>().spoil(self, encoding.payload);
       forget(call);
@@ -175,8 +197,12 @@ struct Codec : Plan {
   template <typename T>
   void decompress(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
     check_payloads<T>(call);
-    of<T>().decompress(self, {call.payloads + header, call.stride, call.count, stream(call.position), out, add,
-                              workspace, call.threads});
+    of<T>().decompress(self, decoding(call, out, add, workspace));
+  }
+
+  template <typename T>
+  Decoding<T> decoding(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
+    return {call.payloads + header, call.stride, call.count, stream(call.position), out, add, workspace, call.threads};
   }
 
   template <typename T>

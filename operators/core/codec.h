@@ -30,6 +30,9 @@
 //     // Decodes and sums payloads, which are all valid.
 //     template <typename T> void decompress(const Decoding<T>&) const;
 //
+//     // Optional: compresses the sum of payloads, which are at least one, faster than decompress and compress do.
+//     template <typename T> bool aggregate(const Decoding<T>&, const Encoding<T>&) const;
+//
 //     // For checkpoints: writes the residual, n elements, that `memory` stores; and sets `memory` from a residual.
 //     template <typename T> void residual(T* const* memory, T* out) const;
 //     template <typename T> void restore(const T* residual, T* const* memory) const;
@@ -45,6 +48,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/feedback.h"
 #include "core/isa.h"
@@ -127,6 +131,7 @@ struct Functions {
   bool (*finite)(const void* self, const std::uint8_t* payload);
   bool (*valid)(const void* self, const std::uint8_t* payload, std::size_t capacity);
   void (*decompress)(const void* self, const Decoding<T>&);
+  bool (*aggregate)(const void* self, const Decoding<T>&, const Encoding<T>&);  // or null
   void (*residual)(const void* self, T* const* memory, T* out);
   void (*restore)(const void* self, const T* residual, T* const* memory);
 };
@@ -170,6 +175,18 @@ struct Compressor {
 // without.
 constexpr Isa isa_of_doubles(Isa isa) { return isa == Isa::avx2 ? Isa::scalar : isa; }
 
+template <typename Kind, typename T, typename = void>
+struct Aggregate {
+  static constexpr decltype(Functions<T>::aggregate) function = nullptr;
+};
+
+template <typename Kind, typename T>
+struct Aggregate<Kind, T, std::void_t<decltype(&Kind::template aggregate<T>)>> {
+  static bool function(const void* self, const Decoding<T>& payloads, const Encoding<T>& call) {
+    return static_cast<const Kind*>(self)->aggregate(payloads, call);
+  }
+};
+
 template <typename Kind, typename T>
 constexpr Functions<T> functions_of() {
   return {
@@ -185,6 +202,7 @@ constexpr Functions<T> functions_of() {
         return static_cast<const Kind*>(self)->template valid<T>(payload, capacity);
       },
       [](const void* self, const Decoding<T>& call) { static_cast<const Kind*>(self)->decompress(call); },
+      Aggregate<Kind, T>::function,
       [](const void* self, T* const* memory, T* out) { static_cast<const Kind*>(self)->residual(memory, out); },
       [](const void* self, const T* residual, T* const* memory) {
         static_cast<const Kind*>(self)->restore(residual, memory);

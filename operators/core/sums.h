@@ -163,20 +163,28 @@ struct Squares<float> : FourChains {
 #endif
 
 // Calls step(total, i, present) for every 32 elements; `step` adds them to the Total of their tile. Returns the sum of
-// all totals. `sums` is scratch memory of sums_bytes(n).
-template <typename Total, typename Step>
-double sum_over(std::size_t n, double* sums, int threads, Step step) {
-  Blocks<16384>(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+// all totals. `sums` is scratch memory of sums_bytes(n). Calls prepare(begin, end) before a tile.
+template <typename Total, typename Step, typename Prepare>
+double sum_over(std::size_t n, double* sums, int threads, Step step, Prepare prepare) {
+  // Not inlined, because GCC 12 would then keep the total in memory.
+  const auto sum_block = [=](std::size_t, std::size_t begin, std::size_t end) __attribute__((noinline)) {
     for (; begin < end; begin += sum_tile) {
       Total total;
       const std::size_t tile_end = end - begin < sum_tile ? end : begin + sum_tile;
+      prepare(begin, tile_end);
       sweep<sum_chains>(begin, tile_end, [=, &total](std::size_t i, auto present) {
         step(total, i, present);
       });
       sums[begin / sum_tile] = total.total();
     }
-  });
+  };
+  Blocks<16384>(n).run(threads, sum_block);
   return sum_tiles(sums, tiles_of(n));
+}
+
+template <typename Total, typename Step>
+double sum_over(std::size_t n, double* sums, int threads, Step step) {
+  return sum_over<Total>(n, sums, threads, step, [](std::size_t, std::size_t) {});
 }
 
 }  // namespace

@@ -27,10 +27,9 @@
 namespace gluon_gc {
 namespace {
 
-using ElementBlocks = Blocks<16384>;
-
-std::uint32_t read_word(const void* words, std::size_t index) {
-  return read<std::uint32_t>(static_cast<const char*>(words) + index * sizeof(std::uint32_t));
+// The signs of the sixteen elements from i.
+std::uint32_t read_signs(const void* payload, std::size_t i) {
+  return read<std::uint16_t>(static_cast<const char*>(payload) + i / 8);
 }
 
 void write_word(void* words, std::size_t index, std::uint32_t word) {
@@ -77,9 +76,9 @@ struct LazyResidual {
 };
 
 // Writes the signs and, with feedback, stores p. Returns the sum of |p|, which is not finite if an element is not.
-template <typename T, typename Correct>
+template <typename T, typename Correct, typename Prepare>
 double compress_words(const Correct& correct, std::size_t n, const StateWriter<T>& corrected, void* payload,
-                      double* sums, int threads) {
+                      double* sums, int threads, Prepare prepare) {
   const auto part = [=](std::size_t i, auto present) {
     const Vec<T> p = correct(i, present);
     if constexpr (Correct::has_residual) corrected(p, i, present);
@@ -90,22 +89,31 @@ double compress_words(const Correct& correct, std::size_t n, const StateWriter<T
     const Vec<T> high = part(i + lanes, present.part(1));
     sum.add(low, high);
     write_word(payload, i / word_elements, negative(low) | negative(high) << lanes);
-  });
+  }, prepare);
 }
 
-// Calls step(word, part, i, present) for every sixteen elements: from element i, in half `part` of a word.
-template <typename Step>
-void for_each_part(std::size_t n, int threads, Step step) {
-  ElementBlocks(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
-    sweep<word_elements>(begin, end, [=](std::size_t i, auto present) {
-      step(i / word_elements, 0, i, present.part(0));
-      step(i / word_elements, 1, i + lanes, present.part(1));
-    });
+// Decodes the elements in [begin, end) of `count` payloads from number k on, and sums them. `begin` is a multiple of
+// word_elements.
+template <bool add, std::size_t count, typename T>
+void decode(const Decoding<T>& call, std::size_t k, std::size_t n, std::size_t begin, std::size_t end) {
+  const std::uint8_t* payloads[count];
+  T scales[count];
+  for (std::size_t j = 0; j < count; ++j) {
+    payloads[j] = call.payload(k + j);
+    scales[j] = read_scale<T>(payloads[j], n);
+  }
+  T* const out = call.out;
+  const auto part = [=](std::size_t i, auto present) {
+    const auto decoded = [=](std::size_t j) { return Decoder<T>(scales[j])(read_signs(payloads[j], i)); };
+    Vec<T> sum = decoded(0);
+    if constexpr (add) sum = load(out + i, present) + sum;
+    for (std::size_t j = 1; j < count; ++j) sum = sum + decoded(j);
+    store(sum, out + i, present);
+  };
+  sweep<word_elements>(begin, end, [=](std::size_t i, auto present) {
+    part(i, present.part(0));
+    part(i + lanes, present.part(1));
   });
-}
-
-std::uint32_t read_signs(const void* payload, std::size_t word, int part) {
-  return read_word(payload, word) >> (part * lanes) & 0xffff;
 }
 
 struct Onebit {
@@ -120,12 +128,25 @@ struct Onebit {
 
   template <typename T>
   bool compress(const Encoding<T>& call) const {
+    return compress(call, [](std::size_t, std::size_t) {});
+  }
+
+  // Decodes the payloads to a tile while it is in the first-level cache.
+  template <typename T>
+  bool aggregate(const Decoding<T>& payloads, const Encoding<T>& call) const {
+    return compress(call, [=](std::size_t begin, std::size_t end) { decompress(payloads, begin, end); });
+  }
+
+  // Calls prepare(begin, end) before it reads these elements of the gradient.
+  template <typename T, typename Prepare>
+  bool compress(const Encoding<T>& call, Prepare prepare) const {
     T* const corrected = call.memory[0];
     const LazyResidual<T> residual{call.earlier_memory[0], corrected ? *call.earlier_memory[1] : T{0}};
     const StateWriter<T> writer(call.earlier_memory[0], corrected);
     const double sum = with_correction(call.gradient, call.gradient_scale, call.feedback(), residual,
                                        [&](const auto& correct) {
-      return compress_words(correct, n, writer, call.payload, static_cast<double*>(call.workspace), call.threads);
+      return compress_words(correct, n, writer, call.payload, static_cast<double*>(call.workspace), call.threads,
+                            prepare);
     });
     const T scale = onebit_scale<T>(sum, n, scaling);
     write_scale(call.payload, n, scale);
@@ -150,26 +171,26 @@ struct Onebit {
 
   template <typename T>
   void decompress(const Decoding<T>& call) const {
-    if (call.count == 1) return call.add ? decompress_one<true>(call) : decompress_one<false>(call);
-    for_each_part(n, call.threads, [=](std::size_t word, int part, std::size_t i, auto present) {
-      Vec<T> sum = call.add ? load(call.out + i, present) : broadcast(call.count == 0 ? T{0} : T{-0.0});
-      for (std::size_t k = 0; k < call.count; ++k) {
-        const Decoder<T> decode(read_scale<T>(call.payload(k), n));
-        sum = sum + decode(read_signs(call.payload(k), word, part));
-      }
-      store(sum, call.out + i, present);
+    constexpr std::size_t tile = 4096;  // elements, for the first-level cache
+    Blocks<tile>(n).run(call.threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+      for (; begin < end; begin += tile) decompress(call, begin, end - begin < tile ? end : begin + tile);
     });
   }
 
-  // Decodes one payload, without the loop over payloads.
-  template <bool add, typename T>
-  void decompress_one(const Decoding<T>& call) const {
-    const Decoder<T> decode(read_scale<T>(call.payloads, n));
-    for_each_part(n, call.threads, [=](std::size_t word, int part, std::size_t i, auto present) {
-      Vec<T> decoded = decode(read_signs(call.payloads, word, part));
-      if constexpr (add) decoded = load(call.out + i, present) + decoded;
-      store(decoded, call.out + i, present);
-    });
+  // The same for the elements in [begin, end). Not inlined: see sum_over.
+  template <typename T>
+  [[gnu::noinline]] void decompress(const Decoding<T>& call, std::size_t begin, std::size_t end) const {
+    if (call.count == 0 && !call.add) std::memset(call.out + begin, 0, (end - begin) * sizeof(T));
+    for (std::size_t k = 0; k < call.count;) {
+      const bool adds = call.add || k > 0;
+      if (call.count - k >= 4) {
+        adds ? decode<true, 4>(call, k, n, begin, end) : decode<false, 4>(call, k, n, begin, end);
+        k += 4;
+      } else {
+        adds ? decode<true, 1>(call, k, n, begin, end) : decode<false, 1>(call, k, n, begin, end);
+        k += 1;
+      }
+    }
   }
 
   template <typename T>
