@@ -94,7 +94,7 @@ def test_large_arrays_are_the_same_bits_for_every_instruction_set_and_number_of_
 def test_payloads_are_added_in_their_order(name, data):
     case = data.draw(cases(name))
     codec, guarded = case.codec(), arrays.Guarded(data.draw(arrays.offsets))
-    count = 1 if codec.traits.summable else data.draw(st.integers(0, 5))
+    count = 1 if codec.traits.summable else data.draw(st.integers(0, 9))
     rows = compressed(case, codec, count, padding=data.draw(paddings))
     (position,) = positions(codec, 1)
     parts = [codec.decompress(row, position)[0] for row in rows]
@@ -162,7 +162,7 @@ def test_aggregation_is_decompression_of_all_and_compression_with_their_ratio(na
         with pytest.raises(ValueError, match="summable payloads are decompressed one at a time"):
             codec.decompress(np.zeros((2, codec.payload_bytes), np.uint8))
         return
-    worker, count = codec.state(), data.draw(st.integers(1, 4))
+    worker, count = codec.state(), data.draw(st.integers(1, 9))
     ours, expected = codec.state(), codec.state()
     workspace = poison(codec, 0xFF)
     for ratio, position in zip((1.0, 0.5), positions(codec, 2)):
