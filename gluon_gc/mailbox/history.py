@@ -142,6 +142,8 @@ class History:
             rounds = self.rounds[kind]
             if what == "result":
                 results[kind][number] = entry
+            elif not objects.is_worker(worker):
+                continue
             elif what == "payloads":
                 rounds.payloads.setdefault(number, {})[worker] = entry.modified
             elif what == "leavers":

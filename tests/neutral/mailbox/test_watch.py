@@ -27,6 +27,8 @@ from tests.processes import clean_environ, free_port, heed_interrupts
 
 KIND = "difference"
 BEGIN = 1_700_000_000  # seconds since 1970
+A, B, C, D, E = (f"{letter}-1-00000{letter}" for letter in "abcde")  # names of workers
+NEW = "new-1-00000f"
 SHAPES = {"w": (3, 4), "b": (4,)}
 
 
@@ -122,85 +124,97 @@ def test_the_row_of_a_run_has_its_settings(run):
 
 
 def test_the_row_of_a_round_sums_over_its_workers(run):
-    run.result(1, 10, entry("a", 2.0, 100, loss=3.0), entry("b", 1.0, 50))
-    run.result(2, 42, entry("a", 2.0, 100, loss=2.0), entry("b", 1.0, 50, loss=1.0))
+    run.result(1, 10, entry(A, 2.0, 100, loss=3.0), entry(B, 1.0, 50))
+    run.result(2, 42, entry(A, 2.0, 100, loss=2.0), entry(B, 1.0, 50, loss=1.0))
     first, second = rounds_of(run)
     assert (first.round, first.weight, first.bytes, first.loss) == (1, 3.0, 150, 3.0)
     assert (second.round, second.weight, second.bytes, second.loss) == (2, 3.0, 150, 1.5)
     assert (first.seconds, second.seconds) == (None, 32.0)
     assert second.time == datetime.fromtimestamp(BEGIN + 42, timezone.utc)
-    assert [each["worker"] for each in second.counted] == ["a", "b"]
+    assert [each["worker"] for each in second.counted] == [A, B]
 
 
 def test_the_row_of_a_round_tells_who_joined_went_was_late_or_excluded(run):
-    run.result(1, 10, entry("a"), entry("b"), entry("c"), entry("d"))
-    run.result(2, 20, entry("a"), entry("e"), excluded={"c": "parameter w has a NaN"})
-    run.payload(2, "d", 21)
+    run.result(1, 10, entry(A), entry(B), entry(C), entry(D))
+    run.result(2, 20, entry(A), entry(E), excluded={C: "parameter w has a NaN"})
+    run.payload(2, D, 21)
     row = rounds_of(run)[1]
-    assert (row.joined, row.gone, row.late) == (["e"], ["b"], ["d"])
-    assert row.excluded == {"c": "parameter w has a NaN"}
+    assert (row.joined, row.gone, row.late) == ([E], [B], [D])
+    assert row.excluded == {C: "parameter w has a NaN"}
 
 
 def test_a_worker_that_was_late_does_not_join_again(run):
-    run.result(1, 10, entry("a"), entry("b"))
-    run.result(2, 20, entry("a"))
-    run.payload(2, "b", 21)
-    run.result(3, 30, entry("a"), entry("b"))
+    run.result(1, 10, entry(A), entry(B))
+    run.result(2, 20, entry(A))
+    run.payload(2, B, 21)
+    run.result(3, 30, entry(A), entry(B))
     assert rounds_of(run)[2].joined == []
 
 
 def test_the_first_round_that_is_left_tells_neither_seconds_nor_who_joined(run):
     run.state(6)
-    run.result(7, 70, entry("a"))
+    run.result(7, 70, entry(A))
     (row,) = rounds_of(run)
     assert (row.round, row.seconds, row.joined) == (7, None, [])
 
 
 def test_the_row_of_a_worker_has_its_share_and_its_speed(run):
-    run.result(1, 10, entry("a", 1.0, steps=5, seconds=1.0))
-    run.result(2, 20, entry("a", 3.0, steps=15, seconds=5.0, loss=0.5), entry("b", 1.0, steps=1))
+    run.result(1, 10, entry(A, 1.0, steps=5, seconds=1.0))
+    run.result(2, 20, entry(A, 3.0, steps=15, seconds=5.0, loss=0.5), entry(B, 1.0, steps=1))
     rows = workers_of(run)
-    assert rows["a"] == WorkerRow(KIND, "a", 2, 0.75, 15, 2.5, 0.5, "counted", None, None)
-    assert rows["b"] == WorkerRow(KIND, "b", 2, 0.25, 1, None, None, "counted", None, None)
+    assert rows[A] == WorkerRow(KIND, A, 2, 0.75, 15, 2.5, 0.5, "counted", None, None)
+    assert rows[B] == WorkerRow(KIND, B, 2, 0.25, 1, None, None, "counted", None, None)
 
 
 def test_each_worker_has_its_status(run):
-    workers = ["here", "lost", "left", "late", "bad", "back"]
+    workers = [f"{name}-1-abcdef" for name in ("here", "lost", "left", "late", "bad", "back")]
+    here, lost, left, late, bad, back = workers
     run.result(4, 40, *map(entry, workers))
-    run.result(5, 50, entry("here"), left=["left"], excluded={"bad": "parameter w has a NaN"})
-    run.payload(5, "late", 51)
-    run.payload(6, "back", 52)
+    run.result(5, 50, entry(here), left=[left], excluded={bad: "parameter w has a NaN"})
+    run.payload(5, late, 51)
+    run.payload(6, back, 52)
     rows = workers_of(run)
     statuses = {worker: row.status for worker, row in rows.items()}
     assert statuses == {
-        "here": "counted",
-        "lost": "missing",
-        "left": "left",
-        "late": "late",
-        "bad": "excluded",
-        "back": "back",
+        here: "counted",
+        lost: "missing",
+        left: "left",
+        late: "late",
+        bad: "excluded",
+        back: "back",
     }
     assert {rows[worker].since for worker in workers[1:]} == {5}
-    assert rows["lost"].since_time == datetime.fromtimestamp(BEGIN + 50, timezone.utc)
+    assert rows[lost].since_time == datetime.fromtimestamp(BEGIN + 50, timezone.utc)
 
 
 def test_the_row_of_the_open_round_tells_who_is_there_and_who_is_awaited(run):
-    run.result(1, 10, entry("a"), entry("b"), entry("c"))
-    run.leaver(2, "c")
-    run.payload(2, "a", 12)
-    run.payload(2, "new", 13)
+    run.result(1, 10, entry(A), entry(B), entry(C))
+    run.leaver(2, C)
+    run.payload(2, A, 12)
+    run.payload(2, NEW, 13)
     row = history.open_row(KIND, read(run).rounds[KIND])
-    assert (row.round, row.awaited) == (2, ["b"])
+    assert (row.round, row.awaited) == (2, [B])
     times = {worker: put.timestamp() - BEGIN for worker, put in row.present.items()}
-    assert times == {"a": 12, "new": 13}
+    assert times == {A: 12, NEW: 13}
+
+
+def test_files_that_other_programs_have_put_there_are_no_workers(run):
+    run.result(1, 10, entry(A), entry(B))
+    for name in (".DS_Store", "Thumbs.db"):
+        run.payload(1, name, 11)
+        run.payload(2, name, 12)
+        run.leaver(2, name)
+    (row,) = rounds_of(run)
+    assert (row.late, row.joined) == ([], [])
+    assert history.open_row(KIND, read(run).rounds[KIND]).present == {}
 
 
 # A run that is cleaned up meanwhile
 
 
 def test_rounds_that_are_removed_after_a_listing_are_left_out(run):
-    run.result(1, 10, entry("a"))
-    run.result(2, 20, entry("a"))
+    run.result(1, 10, entry(A))
+    run.result(2, 20, entry(A))
     listed, list_all = [], run.store.list
 
     def list_and_remove(prefix):
@@ -216,14 +230,14 @@ def test_rounds_that_are_removed_after_a_listing_are_left_out(run):
 
 
 def test_rounds_that_are_removed_stay_known_to_who_has_read_them(run):
-    run.result(1, 10, entry("a"), entry("b"))
+    run.result(1, 10, entry(A), entry(B))
     found = read(run)
     run.state(2)
-    run.result(2, 20, entry("a"))
+    run.result(2, 20, entry(A))
     run.remove(1)
     found.read()
     rows = history.round_rows(KIND, found.rounds[KIND])
-    assert [(row.round, row.seconds, row.gone) for row in rows] == [(1, None, []), (2, 10.0, ["b"])]
+    assert [(row.round, row.seconds, row.gone) for row in rows] == [(1, None, []), (2, 10.0, [B])]
 
 
 def test_real_workers_are_read_while_they_clean_up(tmp_path):
@@ -276,33 +290,33 @@ def test_real_workers_are_read_while_they_clean_up(tmp_path):
 
 
 def test_the_text_tells_since_when_a_worker_is_missing(run):
-    run.result(1, 10, entry("a"), entry("b"))
-    run.result(2, 20, entry("a"))
+    run.result(1, 10, entry(A), entry(B))
+    run.result(2, 20, entry(A))
     assert "missing since round 2 (01:05 ago)" in text_of(run, at=85)
     assert "missing since round 2 (2:01:05 ago)" in text_of(run, at=20 + 2 * 3600 + 65)
 
 
 def test_the_text_has_a_line_for_each_round(run):
-    run.result(1, 10, entry("a", 8.0, 1_250_000, loss=2.5))
-    run.result(2, 20, entry("a", 8.0, 1_250_000), excluded={"b": "parameter w has a NaN"})
+    run.result(1, 10, entry(A, 8.0, 1_250_000, loss=2.5))
+    run.result(2, 20, entry(A, 8.0, 1_250_000), excluded={B: "parameter w has a NaN"})
     lines = text_of(run).splitlines()
     first, second = (line for line in lines if line.startswith("     "))
     time = datetime.fromtimestamp(BEGIN + 10).strftime("%m-%d %H:%M:%S")
     assert first.split() == ["1", *time.split(), "1", "8", "1.25", "MB", "2.5000"]
-    assert second.endswith("joined b; excluded b: parameter w has a NaN")
+    assert second.endswith(f"joined {B}; excluded {B}: parameter w has a NaN")
 
 
 def test_each_kind_of_round_has_its_tables(tmp_path):
     run = MadeRun(tmp_path / "run", kinds=("difference.0", "difference.1"))
-    run.result(1, 10, entry("a"), kind="difference.1")
+    run.result(1, 10, entry(A), kind="difference.1")
     text = text_of(run)
     first, second = text.index("Rounds of difference.0"), text.index("Rounds of difference.1")
     assert "Round 1 is open" in text[first:second] and "Round 2 is open" in text[second:]
 
 
 def test_a_run_in_a_subfolder_is_another_one(tmp_path):
-    MadeRun(tmp_path).result(1, 10, entry("a"))
-    MadeRun(tmp_path / "other").result(1, 20, entry("b"))
+    MadeRun(tmp_path).result(1, 10, entry(A))
+    MadeRun(tmp_path / "other").result(1, 20, entry(B))
     read = History(Store(str(tmp_path)))
     read.read()
     assert set(read.rounds) == {KIND}
@@ -310,7 +324,7 @@ def test_a_run_in_a_subfolder_is_another_one(tmp_path):
 
 def test_a_run_of_shards_is_shown_as_one(tmp_path):
     shards = [MadeRun(tmp_path / "run" / f"shard-{number}-of-2") for number in range(2)]
-    shards[1].result(1, 10, entry("a"))
+    shards[1].result(1, 10, entry(A))
     text = text_of(SimpleNamespace(store=Store(str(tmp_path / "run"))))
     assert "parameters  32 in 4 arrays" in text
     first, second = (text.index(f"Rounds of shard-{number}-of-2/{KIND}") for number in range(2))
@@ -318,7 +332,7 @@ def test_a_run_of_shards_is_shown_as_one(tmp_path):
 
 
 def test_each_line_is_a_json_object_without_nan(run):
-    run.result(1, 10, entry("a", loss=float("nan")))
+    run.result(1, 10, entry(A, loss=float("nan")))
     found = read(run)
     lines = list(json_lines(history.run_row(run.store.url, found.jobs), found.rounds))
     strict = [json.loads(line, parse_constant=pytest.fail) for line in lines]
@@ -329,16 +343,16 @@ def test_each_line_is_a_json_object_without_nan(run):
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_a_picture_is_written(run, suffix):
     pytest.importorskip("matplotlib")
-    run.result(1, 10, entry("a", loss=2.0), entry("b"))
-    run.result(2, 20, entry("a", loss=1.0), excluded={"b": "parameter w has a NaN"})
-    run.payload(2, "c", 21)
+    run.result(1, 10, entry(A, loss=2.0), entry(B))
+    run.result(2, 20, entry(A, loss=1.0), excluded={B: "parameter w has a NaN"})
+    run.payload(2, C, 21)
     path = run.folder.parent / f"picture.{suffix}"
     draw(run.store.url, read(run).rounds, str(path))
     content = path.read_bytes()
     if suffix == "png":
         assert content.startswith(b"\x89PNG")
     else:
-        for text in ("a", "b", "c", "loss", "late", "excluded", run.folder.as_uri()):
+        for text in (A, B, C, "loss", "late", "excluded", run.folder.as_uri()):
             assert f"<!-- {text} -->".encode() in content
 
 
@@ -395,7 +409,7 @@ def test_an_error_is_one_line(tmp_path, url, problem):
 
 
 def test_a_damaged_result_is_one_line(run, capsys):
-    run.result(1, 10, entry("a"))
+    run.result(1, 10, entry(A))
     path = run.folder / objects.result_name(KIND, 1)
     path.write_bytes(path.read_bytes()[:-1])
     assert main([str(run.folder)]) == 1
@@ -438,21 +452,21 @@ class Watcher:
 
 
 def test_watch_prints_each_new_round_once_until_ctrl_c(run):
-    run.result(1, 10, entry("a"), entry("b"))
+    run.result(1, 10, entry(A), entry(B))
     with Watcher(run) as watcher:
         watcher.until("Round 2 is open")
-        run.result(2, 20, entry("a"))
-        (second,) = watcher.until("without b")
+        run.result(2, 20, entry(A))
+        (second,) = watcher.until(f"without {B}")
         run.state(2)
         run.remove(1)
-        run.result(3, 30, entry("a"), entry("c"))
-        (third,) = watcher.until("joined c")
+        run.result(3, 30, entry(A), entry(C))
+        (third,) = watcher.until(f"joined {C}")
         assert (second.split()[0], third.split()[0]) == ("2", "3")
         assert watcher.interrupt() == (0, "", "")
 
 
 def test_watch_goes_on_after_the_store_has_failed(run, monkeypatch, capsys):
-    run.result(1, 10, entry("a"))
+    run.result(1, 10, entry(A))
     answers = iter([None, StoreError("it is away"), StoreError("it is away"), None])
     read_store = History.read
 
@@ -461,13 +475,13 @@ def test_watch_goes_on_after_the_store_has_failed(run, monkeypatch, capsys):
         if answer:
             raise answer
         read_store(found)
-        run.result(2, 20, entry("new"))
+        run.result(2, 20, entry(NEW))
 
     monkeypatch.setattr(History, "read", fail_or_read)
     monkeypatch.setattr("gluon_gc.mailbox.__main__._POLL", 0)
     assert main([str(run.folder), "--watch"]) == 0
     output, errors = capsys.readouterr()
-    assert output.endswith("joined new; without a\n")
+    assert output.endswith(f"joined {NEW}; without {A}\n")
     assert errors == "it is away. It is tried again\n"
 
 
@@ -477,22 +491,22 @@ def test_watch_follows_all_kinds_as_json_and_draws_them(tmp_path):
     with Watcher(run, "--json", "--plot", str(picture)) as watcher:
         first = [json.loads(line) for line in watcher.until('"difference.1"')]
         assert [each["about"] for each in first] == ["run", "open", "open"]
-        run.result(1, 10, entry("a"), kind="difference.1")
-        run.result(1, 10, entry("a"), kind="difference.0")
+        run.result(1, 10, entry(A), kind="difference.1")
+        run.result(1, 10, entry(A), kind="difference.0")
         new = [json.loads(line) for line in (*watcher.until("round"), *watcher.until("round"))]
         assert {(each["kind"], each["round"]) for each in new} == {
             ("difference.0", 1),
             ("difference.1", 1),
         }
-        run.result(2, 20, entry("worker-z"), kind="difference.0")
+        run.result(2, 20, entry(NEW), kind="difference.0")
         watcher.until('"round": 2')
         assert watcher.interrupt() == (0, "", "")
-    assert b"<!-- worker-z -->" in picture.read_bytes()
+    assert f"<!-- {NEW} -->".encode() in picture.read_bytes()
 
 
 def test_the_command_ends_quietly_if_its_reader_has_ended(run):
     for number in range(1, 200):
-        run.result(number, 10 * number, entry("a" * 64))
+        run.result(number, 10 * number, entry("a" * 64 + A))
     shell = f"{' '.join(command(str(run.folder)))} | head -1; echo ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", shell], env=environ(), capture_output=True, timeout=60)
     assert ended.stdout == f"Run at {run.store.url}\n0\n".encode() and ended.stderr == b""
