@@ -134,8 +134,7 @@ const char* gluon_gc_aggregate(const gluon_gc_call* calls, std::size_t count) {
       if (calls[i].count == 0) refuse("there are no payloads to aggregate");
     }
     run(calls, count, cuda::aggregate, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
-      using T = decltype(zero);
-      codec.aggregate<T>(call);
+      codec.aggregate<decltype(zero)>(call);
     });
   });
 }

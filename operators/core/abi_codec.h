@@ -120,15 +120,14 @@ struct Codec : Plan {
 
   template <typename T>
   void aggregate(const gluon_gc_call& call) const {
+    check_payloads<T>(call);
     T* const sum = static_cast<T*>(call.workspace);
     void* const workspace = static_cast<char*>(call.workspace) + sum_bytes();
-    if (of<T>().aggregate == nullptr) {
-      decompress(call, sum, false, workspace);
-      return compress(call, sum, ratio_of(call.payloads), workspace);
-    }
-    check_payloads<T>(call);
-    encode<T>(call, sum, ratio_of(call.payloads), workspace, [=](const Encoding<T>& encoding) {
-      return of<T>().aggregate(self, decoding(call, sum, false, workspace), encoding);
+    const Decoding<T> payloads = decoding(call, sum, false, workspace);
+    encode<T>(call, sum, ratio_of(call.payloads), workspace, [&](const Encoding<T>& encoding) {
+      if (of<T>().aggregate != nullptr) return of<T>().aggregate(self, payloads, encoding);
+      of<T>().decompress(self, payloads);
+      return of<T>().compress(self, encoding);
     });
   }
 

@@ -30,7 +30,8 @@
 //     // Decodes and sums payloads, which are all valid.
 //     template <typename T> void decompress(const Decoding<T>&) const;
 //
-//     // Optional: compresses the sum of payloads, which are at least one, faster than decompress and compress do.
+//     // Optional: does decompress and then compress, but faster. `out` of the payloads is the gradient; at least one is
+//     // given.
 //     template <typename T> bool aggregate(const Decoding<T>&, const Encoding<T>&) const;
 //
 //     // For checkpoints: writes the residual, n elements, that `memory` stores; and sets `memory` from a residual.

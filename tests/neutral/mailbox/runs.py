@@ -234,7 +234,7 @@ class Replay:
             for entry in self._store.list(folder):
                 number, what, *worker = entry.name[len(folder) :].split("/")
                 workers[int(number)].update(worker if what == "payloads" else ())
-        for number in sorted(workers.keys() - {0}):
+        for number in sorted(workers.keys() - {0}):  # the first round is 1
             result = self._get(objects.result_name(self.kind, number))
             names = sorted(workers[number])
             payloads = {n: self._get(objects.payload_name(self.kind, number, n)) for n in names}
