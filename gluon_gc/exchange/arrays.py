@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..compression import stream
     from .chunk import ExchangedChunk
     from .coder import Coder
-    from .coding import Buffers
+    from .coding import Buffers, Parts
     from .collectives import Collectives
     from .job import Job
     from .transport import Members
@@ -74,7 +74,7 @@ class Order(Protocol):
 
 
 class Calls(Protocol):
-    """Calls of the library for the chunks that one call can compress.
+    """Calls of the library for chunks with the same compression.
 
     Attributes
     ----------
@@ -84,8 +84,13 @@ class Calls(Protocol):
 
     delivered: list[ExchangedChunk]
 
-    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
-        """Write the payloads of the job's values to the buffers."""
+    def compress(
+        self, job: Job, states: States, positions: Positions, ratios: Ratios
+    ) -> Iterable[None]:
+        """Write the payloads of the job's values to the buffers. The result yields after each part.
+
+        Without reading the result, not all may be written.
+        """
 
     def aggregate(self, states: States, positions: Positions) -> None:
         """As the owner, write the payloads of the sums to the buffers."""
@@ -164,8 +169,8 @@ class Arrays(Protocol):
     ) -> Coder:
         """Return a coder of values on a device; see `Coder`."""
 
-    def calls(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> Calls:
-        """Return the calls for chunks that one call of the library can compress."""
+    def calls(self, parts: Parts, buffers: Buffers) -> Calls:
+        """Return the calls for the chunks of a `Coding`."""
 
     def device_collectives(self, device: Any, members: Members) -> Collectives:
         """Return the collectives of payloads or values that stay in the memory of GPUs.

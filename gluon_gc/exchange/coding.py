@@ -1,10 +1,12 @@
 """Encoding of a transfer's chunks, their summation by the owner, and decoding of the sums.
 
-One `Coding` handles all chunks that a single call of the library can compress.
+One `Coding` handles all chunks with the same compression. It encodes them in parts, for example
+those of one owner after those of another, so that a part is sent while the next one is encoded.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Iterable, Iterator, Protocol, Sequence
 
@@ -38,14 +40,21 @@ class Buffers:
         return [chunk for chunk in chunks if chunk in self.answers]
 
 
+Parts = Sequence[Sequence[ExchangedChunk]]
+"""Chunks in the parts that are encoded one after the other."""
+
+
 class Coding(Protocol):
     """The work on some chunks of a transfer. The methods are called in this order.
 
     Each method may be called on a different thread.
     """
 
-    def encode(self, job: Job) -> None:
-        """Write this worker's payloads or values to the buffers."""
+    def encode(self, job: Job) -> Iterable[None]:
+        """Write this worker's payloads or values to the buffers. The result yields after each part.
+
+        Without reading the result, not all may be written.
+        """
 
     def answer(self, job: Job) -> None:
         """As an owner, sum the payloads or values of all workers."""
@@ -64,8 +73,9 @@ class PlainCoding(Coding):
     ones would be rounded to zero.
     """
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
+    def __init__(self, parts: Parts, buffers: Buffers, arrays: Arrays) -> None:
         self._arrays, view = arrays, arrays.view
+        chunks, self._encoded = chunks_of(parts), [None] * len(parts)
         self._sent = [(c, view(buffers.sent[c], c.wire)) for c in buffers.outgoing(chunks)]
         self._owned = [
             (view(buffers.received[c], c.wire), view(buffers.answer[c], c.wire))
@@ -78,12 +88,13 @@ class PlainCoding(Coding):
         memory += [buffer for pair in self._owned for buffer in pair]
         self._order = arrays.order(first.device if first.on_gpu else arrays.host, memory)
 
-    def encode(self, job: Job) -> None:
+    def encode(self, job: Job) -> Iterable[None]:
         values = job.request.values
         with values.queue(), self._order.queue():
             for chunk, sent in self._sent:
                 scale = job.scale * _divisor_on_arrival(chunk, job)
                 self._arrays.copy(values.of(chunk.piece), sent, scale)
+        return self._encoded
 
     def answer(self, job: Job) -> None:
         with self._order.queue():
@@ -113,7 +124,8 @@ class PayloadCoding(Coding):
     Either the owner aggregates the payloads, or all workers receive all payloads.
     """
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
+    def __init__(self, parts: Parts, buffers: Buffers, arrays: Arrays) -> None:
+        chunks = chunks_of(parts)
         traits = chunks[0].coder.codec.traits
         self._draws, self._draws_alike = traits.draws, traits.draws_alike
         self._outgoing, aggregated = buffers.outgoing(chunks), buffers.aggregated(chunks)
@@ -122,17 +134,17 @@ class PayloadCoding(Coding):
         self._aggregators = [chunk.aggregator for chunk in aggregated]
         self._aggregated = [chunk.piece.tensor for chunk in aggregated]
         self._drawn: list[kernels.Position] | None = None  # the positions that decoding needs
-        self._calls = arrays.calls(chunks, buffers)
+        self._calls = arrays.calls(parts, buffers)
 
-    def encode(self, job: Job) -> None:
+    def encode(self, job: Job) -> Iterable[None]:
         ratios = job.request.ratios
         ratios = [ratios.get(name, 1.0) for name in self._names] if ratios else None
         states = job.states_for(self._coders, self._names)
         drawn = [coder.take_draws() for coder in self._coders] if self._draws else None
-        self._calls.compress(job, states, drawn, ratios)
         if self._draws_alike:
             positions = dict(zip(self._outgoing, drawn))
             self._drawn = [positions[chunk] for chunk in self._calls.delivered]
+        return self._calls.compress(job, states, drawn, ratios)
 
     def answer(self, job: Job) -> None:
         if self._aggregators:
@@ -152,11 +164,11 @@ class PayloadCoding(Coding):
 class SummedCoding(PayloadCoding):
     """Chunks with the same compression whose payloads are values that can be added."""
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> None:
-        super().__init__(chunks, buffers, arrays)
+    def __init__(self, parts: Parts, buffers: Buffers, arrays: Arrays) -> None:
+        super().__init__(parts, buffers, arrays)
         self._owned = [
             (buffers.received[c].view(c.plan.dtype), buffers.answer[c].view(c.plan.dtype))
-            for c in chunks
+            for c in chunks_of(parts)
             if c in buffers.received
         ]
 
@@ -170,8 +182,11 @@ class SummedCoding(PayloadCoding):
 class HostCalls:
     """`arrays.Calls` on the CPU, for values in host memory."""
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+    def __init__(self, parts: Parts, buffers: Buffers) -> None:
+        chunks = chunks_of(parts)
         self.outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
+        ends = [0, *itertools.accumulate(len(buffers.outgoing(part)) for part in parts)]
+        self._ranges = list(zip(ends, ends[1:]))
         self._encoded = [chunk.piece for chunk in self.outgoing]
         self._written = [chunk.piece for chunk in self.delivered]
         self._compress = kernels.Batch(
@@ -182,9 +197,17 @@ class HostCalls:
         self._aggregate = batch_of_aggregators(buffers.aggregated(chunks), buffers)
         self._decompress = batch_of_answers("decompress", self.delivered, buffers)
 
-    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
+    def compress(
+        self, job: Job, states: States, positions: Positions, ratios: Ratios
+    ) -> Iterator[None]:
         addresses = job.request.values.addresses(self._encoded)
-        self._compress(addresses, positions, job.scale, ratios, states)
+        return self._compress_parts(addresses, positions, job.scale, ratios, states)
+
+    def _compress_parts(self, *arguments: Any) -> Iterator[None]:
+        self._compress.prepare(*arguments)
+        for begin, end in self._ranges:
+            self._compress.run(begin, end)
+            yield
 
     def aggregate(self, states: States, positions: Positions) -> None:
         self._aggregate(positions=positions, states=states)
@@ -217,12 +240,34 @@ def finite(batch: kernels.Batch) -> list[bool]:
     return [bool(status.finite) for status in batch.statuses]
 
 
-def codings(chunks: Sequence[ExchangedChunk], buffers: Buffers, arrays: Arrays) -> list[Coding]:
-    """Return a coding for each group of chunks that one call can compress."""
-    groups: dict[tuple, list[ExchangedChunk]] = {}
-    for chunk in chunks:
-        groups.setdefault(chunk.coding, []).append(chunk)
+def chunks_of(parts: Parts) -> list[ExchangedChunk]:
+    """Return the chunks of all parts."""
+    return [chunk for part in parts for chunk in part]
+
+
+def codings(parts: Parts, buffers: Buffers, arrays: Arrays) -> list[Coding]:
+    """Return a coding for each group of chunks with the same compression."""
+    groups: dict[tuple, list[list[ExchangedChunk]]] = {}
+    for number, part in enumerate(parts):
+        for chunk in part:
+            groups.setdefault(chunk.coding, [[] for _ in parts])[number].append(chunk)
     kinds = {PLAIN: PlainCoding, SUMMED: SummedCoding}
     return [
-        kinds.get(group[0].kind, PayloadCoding)(group, buffers, arrays) for group in groups.values()
+        kinds.get(kind, PayloadCoding)(group, buffers, arrays)
+        for (kind, *_), group in groups.items()
     ]
+
+
+def encoding(several: Iterable[Coding], job: Job) -> Iterator[Any]:
+    """Encode the chunks of several codings. The result yields after each part of all of them.
+
+    Without any coding, it yields for ever.
+    """
+    return zip(itertools.repeat(None), *(coding.encode(job) for coding in several))
+
+
+def encode(several: Iterable[Coding], job: Job) -> None:
+    """Encode all chunks of several codings."""
+    for coding in several:
+        for _ in coding.encode(job):
+            pass

@@ -98,6 +98,8 @@ class ToOwners:
 
     Attributes
     ----------
+    order : list of int
+        The owners in the order in which `start` sends to them. This worker is the last one.
     senders : list of int
         The workers whose bytes this worker has in the end, with itself.
     rooms : list of array of uint8
@@ -119,6 +121,7 @@ class ToOwners:
         before, after = (rank - 1) % workers, (rank + 1) % workers
         self.senders = sorted({rank, before}) if rank in no_owners else list(range(workers))
         self._receivers = [w for w in others if w not in no_owners or w == after]
+        self.order = [*others, rank]
         begins = offsets(size.most for size in mine)
         received = memory(len(self.senders) * begins[-1]).reshape(len(self.senders), begins[-1])
         self.rows = [received[:, begin : begin + size.most] for begin, size in zip(begins, mine)]
@@ -131,13 +134,19 @@ class ToOwners:
         self.rooms = [room for message in self._outgoing for room in message.rooms]
         self._messages = members.messages(0, tag, _wires(self._incoming))
 
-    def start(self) -> int:
-        """Start to send the rooms, and return the number of bytes in use."""
-        used = [message.used() for message in self._outgoing]
-        self._messages.send(
-            {owner: self._outgoing[owner].packed(used[owner]) for owner in self._receivers}
-        )
-        return sum(map(sum, used))
+    def start(self, written: Iterable[None] = itertools.repeat(None)) -> int:
+        """Start to send the rooms, and return the number of bytes in use.
+
+        `written` yields when the rooms of the next owner in `order` are written.
+        """
+        total = 0
+        for owner, _ in zip(self.order, written):
+            message = self._outgoing[owner]
+            used = message.used()
+            if owner in self._receivers:
+                self._messages.send({owner: message.packed(used)})
+            total += sum(used)
+        return total
 
     def send_instead(self, header: np.ndarray) -> None:
         """Send this header, uint8, instead of the next bytes."""

@@ -17,7 +17,7 @@ from typing import Any, ContextManager, NamedTuple, Sequence
 from . import header
 from .arrays import Array, Arrays
 from .chunk import ExchangedChunk
-from .coding import PLAIN, Buffers, codings
+from .coding import PLAIN, Buffers, chunks_of, codings, encoding
 from .header import Stamp
 from .job import Job, Task
 from .plan import Slice
@@ -201,25 +201,23 @@ class MachineTransfer(Stages):
         self._sums = _Sums(sums_of, device, arrays)
         added = {c.inside.to_owner: room for c, room in sums_of.items()}
         decoded = {c: rows for c, rows in rows_of.items() if c.kind != PLAIN}
-        of_all_shares = [chunk for share in sent for chunk in share]
-        self._adding = codings(of_all_shares, Buffers(rooms_of, rows_of, added, decoded), arrays)
+        in_order = [sent[local] for local in self._in.order]
+        self._adding = codings(in_order, Buffers(rooms_of, rows_of, added, decoded), arrays)
         self._delivered = [chunk for share in answered for chunk in share]
         answers = {c: rows.reshape(c.senders, -1) for c, rows in answers_of.items()}
-        self._delivering = codings(self._delivered, Buffers({}, {}, {}, answers), arrays)
+        self._delivering = codings([self._delivered], Buffers({}, {}, {}, answers), arrays)
         self._between, self.meter = None, Meter()
         if mine:
             self._between = Transfer(mine, across, forward)
             self.meter = self._between.meter
-        self._coders = [(c.piece.tensor, c.coder) for c in of_all_shares if c.coder is not None]
+        self._coders = [(c.piece.tensor, c.coder) for c in chunks_of(sent) if c.coder is not None]
 
     def begin(self, task: Task) -> None:
         """Send the job's values to the workers of this machine that sum them."""
         stamp = task.job.stamp_of(self._identity)
         for headed in self._sent:
             headed.write(task.job, stamp)
-        for coding in self._adding:
-            coding.encode(task.job)
-        self._in.start()
+        self._in.start(encoding(self._adding, task.job))
 
     def send(self, task: Task) -> None:
         """Sum the values of this worker's share, and send the sums to their owners."""

@@ -16,7 +16,7 @@ import numpy as np
 from . import header
 from .arrays import Values
 from .chunk import PLAIN, SUMMED, ExchangedChunk
-from .coding import Buffers, Coding, codings
+from .coding import Buffers, Coding, codings, encode, encoding
 from .collectives import WireSize
 from .job import Request, Task
 from .statistics import Meter
@@ -52,17 +52,16 @@ class ReduceScatter(Stages):
             self._own_headers.append(next(rooms))
             sent.update(zip(chunks, rooms))
         buffers = Buffers(sent, {c: received[c] for c in sums}, sums, answers)
-        self._codings = codings(self.chunks, buffers, link.arrays)
+        in_order = [owned[worker] for worker in self._to_owners.order]
+        self._codings = codings(in_order, buffers, link.arrays)
 
     def send(self, task: Task) -> None:
         """Encode the values of all shards, and send them to their owners."""
-        with self.meter.timing("compress_seconds"), self._around(task.job.request):
-            for coding in self._codings:
-                coding.encode(task.job)
         stamp = task.job.stamp_of(self._identity)
         for own_header in self._own_headers:
             header.write(own_header, stamp, ())
-        self.meter.pushed_bytes += self._to_owners.start()
+        with self.meter.timing("compress_seconds"), self._around(task.job.request):
+            self.meter.pushed_bytes += self._to_owners.start(encoding(self._codings, task.job))
 
     def answer(self, task: Task) -> None:
         """Write the sums of this worker's shards."""
@@ -120,7 +119,7 @@ class AllGather(Stages):
         buffers = Buffers(dict(zip(by_worker[rank], rooms)), {}, {}, answers)
         self._own_keys = self._keys[rank]
         self._codings: dict[str, list[Coding]] = {
-            key: codings(chunks, buffers, link.arrays)
+            key: codings([chunks], buffers, link.arrays)
             for shards in owned
             for key, chunks in shards.items()
         }
@@ -144,8 +143,7 @@ class AllGather(Stages):
         request = task.job.request
         with self.meter.timing("compress_seconds"):
             for key in request.names:
-                for coding in self._codings[key]:
-                    coding.encode(task.job)
+                encode(self._codings[key], task.job)
         self._own_flags[:] = [
             self._SENT * (key in request.names) or self._FLAGGED * (key in request.flagged)
             for key in self._own_keys

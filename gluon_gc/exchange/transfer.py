@@ -19,7 +19,7 @@ import numpy as np
 from . import header
 from .arrays import Arrays
 from .chunk import GATHERED, ExchangedChunk
-from .coding import Buffers, codings
+from .coding import Buffers, codings, encode, encoding
 from .collectives import Collectives, ToAll, ToOwners, WireSize
 from .header import SAME, Stamp
 from .job import Job, Task
@@ -141,8 +141,9 @@ class Transfer(Stages):
             for chunk, room in forward.items()
         ]
         buffers = Buffers(sent, received, answer, answers)
-        self._of_gathered = codings(gathered, buffers, self._arrays)
-        self._of_others = codings(others, buffers, self._arrays)
+        self._of_gathered = codings([gathered], buffers, self._arrays)
+        order = self._to_owners.order if self._to_owners is not None else ()
+        self._of_others = codings([owned[w] for w in order], buffers, self._arrays)
 
     def send(self, task: Task) -> None:
         """Encode the job's values, and send them to their owners."""
@@ -152,17 +153,14 @@ class Transfer(Stages):
             stamp = task.job.stamp_of(self._identity)
             for headed in self._sent:
                 headed.write(task.job, stamp)
-            for coding in self._of_others:
-                coding.encode(task.job)
-        self.meter.pushed_bytes += self._to_owners.start()
+            self.meter.pushed_bytes += self._to_owners.start(encoding(self._of_others, task.job))
 
     def answer(self, task: Task) -> None:
         """Encode gathered chunks, sum the chunks that this worker owns, and send both to all."""
         if self._of_gathered:
             with self.meter.timing("compress_seconds"):
                 self._gathered.write(task.job, task.job.stamp_of(self._identity))
-                for coding in self._of_gathered:
-                    coding.encode(task.job)
+                encode(self._of_gathered, task.job)
         if self._to_owners is not None:
             with self.meter.timing("wait_seconds"):
                 self._to_owners.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -130,7 +130,12 @@ class Batch:
                 for name, value in codec.rows(payloads[i]).items():
                     setattr(call, name, value)
 
-    def __call__(
+    def __call__(self, *arguments: Any, **named: Any) -> None:
+        """Call the function for all codecs. The arguments are those of `prepare`."""
+        self.prepare(*arguments, **named)
+        self.run(0, len(self._calls))
+
+    def prepare(
         self,
         values: Sequence[int] | None = None,
         positions: Sequence[Position] | None = None,
@@ -138,7 +143,7 @@ class Batch:
         ratios: Sequence[float] | None = None,
         states: Sequence[StateOfCall] | None = None,
     ) -> None:
-        """Call the function.
+        """Set the arguments of the calls that `run` makes.
 
         Parameters
         ----------
@@ -157,7 +162,7 @@ class Batch:
         Raises
         ------
         ValueError
-            A payload is not valid, values are missing, or an argument has not one for each codec.
+            Values are missing, or an argument has not one for each codec.
         """
         count = len(self._calls)
         if not count:
@@ -186,7 +191,16 @@ class Batch:
         if states is not None:
             _require_one_each("states", states, count)
             columns["state"][:] = np.frombuffer(b"".join(states), np.uint64).reshape(count, 4)
-        check(self._function(self._calls, count))
+
+    def run(self, begin: int, end: int) -> None:
+        """Call the function for the codecs from `begin` to `end`.
+
+        Raises ValueError if a payload is not valid.
+        """
+        count = end - begin
+        if count:
+            first = begin * ctypes.sizeof(Call)
+            check(self._function((Call * count).from_buffer(self._calls, first), count))
 
 
 def _require_one_each(name: str, given: Sequence, count: int) -> None:

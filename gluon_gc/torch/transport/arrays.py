@@ -19,7 +19,15 @@ from ...compression.base import Compressor
 from ...exchange.arrays import Calls, Order, Positions, Ratios, States
 from ...exchange.chunk import ExchangedChunk
 from ...exchange.coder import Coder
-from ...exchange.coding import Buffers, HostCalls, batch_of_aggregators, batch_of_answers, finite
+from ...exchange.coding import (
+    Buffers,
+    HostCalls,
+    Parts,
+    batch_of_aggregators,
+    batch_of_answers,
+    chunks_of,
+    finite,
+)
 from ...exchange.collectives import Collectives
 from ...exchange.job import Job
 from ...kernels.library import TICKET_BYTES, Status
@@ -97,13 +105,13 @@ class Tensors:
             return GpuCoder(device, params, n, dtype, start, decodes_only)
         return Coder(params, n, dtype, start, decodes_only)
 
-    def calls(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> Calls:
-        first = chunks[0]
+    def calls(self, parts: Parts, buffers: Buffers) -> Calls:
+        first = chunks_of(parts)[0]
         if first.on_gpu:
-            return BetweenGpus(chunks, buffers)
+            return BetweenGpus(parts, buffers)
         if first.device is None or gpu.in_host_memory(first.device):
-            return HostCalls(chunks, buffers)
-        return (OnGpu if isinstance(first.coder, GpuCoder) else ByHost)(chunks, buffers)
+            return HostCalls(parts, buffers)
+        return (OnGpu if isinstance(first.coder, GpuCoder) else ByHost)(parts, buffers)
 
     def device_collectives(self, device: torch.device, members: GroupMembers) -> Collectives:
         first, second = members.nccl_groups()
@@ -183,20 +191,22 @@ def _addresses(tensors: Sequence[torch.Tensor | None]) -> kernels.StateAddresses
 class ByHost(HostCalls):
     """Calls on the CPU, for values on a GPU, which are copied to host memory and back."""
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        super().__init__(chunks, buffers)
+    def __init__(self, parts: Parts, buffers: Buffers) -> None:
+        super().__init__(parts, buffers)
         self._copies = {
             chunk: gpu.host_memory(chunk.plan.size, getattr(torch, chunk.plan.dtype))
-            for chunk in chunks
+            for chunk in chunks_of(parts)
         }
 
-    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
+    def compress(
+        self, job: Job, states: States, positions: Positions, ratios: Ratios
+    ) -> Iterator[None]:
         copies, values = [self._copies[chunk] for chunk in self.outgoing], job.request.values
         with values.queue():
             for chunk, copy in zip(self.outgoing, copies):
                 gpu.copy(values.of(chunk.piece), copy)
         addresses = [copy.data_ptr() for copy in copies]
-        self._compress(addresses, positions, job.scale, ratios, states)
+        return self._compress_parts(addresses, positions, job.scale, ratios, states)
 
     def decompress(self, job: Job, positions: Positions) -> list[bool]:
         copies, sums = [self._copies[chunk] for chunk in self.delivered], job.request.sums
@@ -213,9 +223,8 @@ class _GpuCalls:
     `memory` is further memory that the calls use.
     """
 
-    def __init__(
-        self, chunks: Sequence[ExchangedChunk], buffers: Buffers, memory: Sequence[torch.Tensor]
-    ) -> None:
+    def __init__(self, parts: Parts, buffers: Buffers, memory: Sequence[torch.Tensor]) -> None:
+        chunks, self._parts = chunks_of(parts), [None] * len(parts)
         device = chunks[0].device
         outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
         self._encoded = [chunk.piece for chunk in outgoing]
@@ -228,13 +237,16 @@ class _GpuCalls:
             memory = *memory, *self._compress.memory, *self._decompress.memory
             self._order = gpu.Order(device, memory)
 
-    def compress(self, job: Job, states: States, positions: Positions, ratios: Ratios) -> None:
+    def compress(
+        self, job: Job, states: States, positions: Positions, ratios: Ratios
+    ) -> Iterable[None]:
         values = job.request.values
         addresses = values.addresses(self._encoded)
         with values.queue(), self._order.queue() as stream:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios, states)
             self._sent()
+        return self._parts
 
     def _decode(self, job: Job, positions: Positions) -> None:
         sums = job.request.sums
@@ -258,13 +270,14 @@ class BetweenGpus(_GpuCalls):
     copied to host memory, and the host waits for them when the result of `decompress` is read.
     """
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+    def __init__(self, parts: Parts, buffers: Buffers) -> None:
+        chunks = chunks_of(parts)
         device, aggregated = chunks[0].device, buffers.aggregated(chunks)
         with gpu.queue(device):
             self._aggregate = GpuBatch("aggregate", device, [c.aggregator for c in aggregated])
         self._aggregate.read([buffers.received[c] for c in aggregated])
         self._aggregate.write([buffers.answer[c] for c in aggregated])
-        super().__init__(chunks, buffers, self._aggregate.memory)
+        super().__init__(parts, buffers, self._aggregate.memory)
         self._finite: _Finite | None = None
         if any(chunk.checked for chunk in self.delivered):
             self._finite = _Finite(self._decompress.statuses_on_gpu)
@@ -307,13 +320,14 @@ class OnGpu(_GpuCalls):
     The CPU checks received payloads before they are copied to the GPU, and aggregates them.
     """
 
-    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+    def __init__(self, parts: Parts, buffers: Buffers) -> None:
+        chunks = chunks_of(parts)
         device = chunks[0].device
         with gpu.queue(device):
             sent = {c: _like(buffers.sent[c], device) for c in buffers.outgoing(chunks)}
             answers = {c: _like(buffers.answers[c], device) for c in buffers.delivered(chunks)}
         on_gpu = replace(buffers, sent=sent, answers=answers)
-        super().__init__(chunks, on_gpu, [*sent.values(), *answers.values()])
+        super().__init__(parts, on_gpu, [*sent.values(), *answers.values()])
         self._copies_of_sent = _pairs(sent, buffers.sent)
         self._copies_of_answers = _pairs(answers, buffers.answers)
         self._inspect = batch_of_answers("inspect", self.delivered, buffers)

@@ -5,8 +5,8 @@ Gloo carries a header for each owner, which the CPU reads.
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import Collection, Mapping, Sequence
+from itertools import chain, repeat
+from typing import Collection, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -108,7 +108,9 @@ class GpuToOwners(ToOwners):
         self._payload_bytes = sum(map(sum, payloads))
         self._received_bytes = sum(payloads[rank]) * len(others)
 
-    def start(self) -> int:
+    def start(self, written: Iterable[None] = repeat(None)) -> int:
+        for _ in zip(self.order, written):
+            pass
         self._payloads.start()
         return super().start() + self._payload_bytes
 

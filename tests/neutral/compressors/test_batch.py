@@ -56,6 +56,24 @@ def test_a_batch_makes_the_bytes_and_the_state_that_single_calls_make(example):
                 np.testing.assert_array_equal(mine, theirs)
 
 
+def test_a_batch_calls_its_function_for_some_codecs_after_others():
+    codecs = made("onebit", {"scaling": True})
+    rooms = [np.zeros(codec.payload_bytes, np.uint8) for codec in codecs]
+    values = [np.random.default_rng(n).standard_normal(n).astype(np.float32) for n in SIZES]
+    expected = [c.compress(array, c.state())[0] for c, array in zip(codecs, values)]
+    batch = kernels.Batch("compress", codecs, rooms)
+    batch.prepare(
+        [array.ctypes.data for array in values],
+        states=in_place(codecs, [codec.state() for codec in codecs]),
+    )
+    done = set()
+    for begin, end in [(1, 3), (1, 1), (0, 1)]:
+        batch.run(begin, end)
+        done.update(range(begin, end))
+        for i, room in enumerate(rooms):
+            assert np.array_equal(room, expected[i]) == (i in done)
+
+
 def test_a_batch_writes_the_state_of_each_codec_where_the_call_says():
     codecs = made("onebit", {"scaling": True})
     both = [[codec.state() for codec in codecs] for _ in range(2)]

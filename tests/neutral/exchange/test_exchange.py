@@ -1,11 +1,13 @@
 """gluon_gc.exchange without a framework: workers are threads, and arrays are NumPy's."""
 
+import threading
 from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 import pytest
 
+from gluon_gc import kernels
 from gluon_gc.compression import parse
 from gluon_gc.exchange import header, plan, statistics
 from gluon_gc.exchange.exchange import DeclaredTensor
@@ -13,7 +15,15 @@ from gluon_gc.exchange.header import Stamp
 from gluon_gc.exchange.job import Announced, Request
 from gluon_gc.exchange.sharded import AllGather, GatherRequest, ReduceScatter
 from tests import replay
-from tests.neutral.exchange.workers import Arrays, Network, TwoLevels, Values, finished, run
+from tests.neutral.exchange.workers import (
+    Arrays,
+    Messages,
+    Network,
+    TwoLevels,
+    Values,
+    finished,
+    run,
+)
 
 N, CHUNK = 2500, 1000  # elements of a tensor, and at most of a compressed chunk
 LARGE = 200_000  # elements of a tensor that the engine sums
@@ -121,6 +131,21 @@ def test_averages_have_the_bits_of_the_replay(workers, params):
     results, expected = run(work, Network(range(workers))), Replay(workers, params)
     for step in STEPS:
         assert_bits(results, step, expected.step(scaled(workers, step), ratios[step]))
+
+
+def test_what_an_owner_gets_is_sent_before_more_is_encoded(monkeypatch):
+    events = {}  # by thread
+    for kind, method in ((kernels.Batch, "run"), (Messages, "send")):
+        original = getattr(kind, method)
+
+        def noted(*arguments, method=method, original=original):
+            events.setdefault(threading.current_thread(), []).append(method)
+            original(*arguments)
+
+        monkeypatch.setattr(kind, method, noted)
+    run(lambda exchange: Lane(exchange, tensor(params=ONEBIT)).average(0), Network(range(3)))
+    of_first_stage = [of_thread for t, of_thread in events.items() if t.name.endswith("stage 0")]
+    assert of_first_stage == 3 * [["run", "send", "run", "send", "run"]]
 
 
 @each_number_of_workers
