@@ -16,17 +16,16 @@ class LearningRates:
     def advance(self, rates: Mapping[Hashable, float]) -> dict[Hashable, float]:
         """Begin a step. Return the ratio of the previous to the current learning rate.
 
-        Ratios of 1 are left out. A rate of 0 is ignored: the next ratio is computed from the last
-        rate that was not 0.
+        Ratios of 1 are left out. The ratio to a rate of 0, which applies nothing, counts as 1. The
+        ratio of 0 to another rate is 0: nothing is left of gradients with a rate of 0.
         """
-        nonzero = {key: rate for key, rate in rates.items() if rate}
         self._advanced = list(rates)
         self._before.update({key: self.last.get(key) for key in rates})
-        self.last = {**self.last, **nonzero}
+        self.last = {**self.last, **rates}
         return {
             key: self._before[key] / rate
-            for key, rate in nonzero.items()
-            if self._before[key] not in (None, rate)
+            for key, rate in rates.items()
+            if rate and self._before[key] not in (None, rate)
         }
 
     def keep(self, keys: Iterable[Hashable]) -> None:

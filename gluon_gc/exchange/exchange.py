@@ -467,7 +467,7 @@ class _Progress:
         if task.outcome != SAME:
             under_way.outcome = task.outcome
         if not under_way.transfers:
-            nonfinite = list(itertools.chain.from_iterable(under_way.nonfinite))
+            nonfinite = sorted({*itertools.chain.from_iterable(under_way.nonfinite)})
             del self._under_way[task.job.number]
             self.busy.add(-1)
             problem = header.problem(under_way.outcome, self.names, self.unused)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from .. import kernels
 from . import header
@@ -54,7 +54,7 @@ class Request:
 class Result(NamedTuple):
     """What an exchange found in the tensors of a request."""
 
-    nonfinite: Collection[str]  # the tensors whose sum has a NaN or an infinity
+    nonfinite: Sequence[str]  # the tensors whose sum has a NaN or an infinity, in sorted order
     unused: Collection[str]  # the tensors without a gradient on any worker; nothing has changed
 
 

@@ -352,6 +352,7 @@ class _CrossingAverager(Averager):
 
     def finish(self) -> None:
         """Wait for all pending averages, and apply their updates."""
+        super().finish()
         self._finish(list(self._updates))
 
     def _finish(self, parameters: Iterable[torch.Tensor]) -> None:

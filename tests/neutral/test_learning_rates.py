@@ -29,9 +29,11 @@ def test_a_parameter_without_a_gradient_keeps_the_rate_of_the_step_before(rates)
     assert rates.advance({"a": 0.125, "b": 0.125, "new": 2.0}) == {"a": 4.0}
 
 
-def test_a_rate_of_zero_is_passed_over(rates):
+def test_nothing_is_left_of_gradients_with_a_rate_of_zero(rates):
     assert rates.advance({"a": 0.0, "b": 0.25}) == {}
-    assert rates.advance({"a": 1.0, "b": 0.25}) == {"a": 0.5}
+    assert rates.advance({"a": 0.0, "b": 0.25}) == {}
+    assert rates.advance({"a": 1.0, "b": 0.25}) == {"a": 0.0}
+    assert rates.advance({"a": 1.0, "b": 0.25}) == {}
 
 
 def test_a_step_that_is_taken_back_leaves_the_rates_before_it(rates):

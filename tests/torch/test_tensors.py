@@ -394,6 +394,13 @@ def train_embedded(net, model, optimizer, steps, rank=None):
 
 
 @on_workers(2)
+def test_one_row_that_is_given_twice_is_summed():
+    rows = torch.sparse_coo_tensor([[3, 3]], [1.0, 2.0 + dist.get_rank()], (5,))
+    total = bps.push_pull(rows, average=False, name="rows")
+    assert total.to_dense().tolist() == [0, 0, 0, 7, 0]
+
+
+@on_workers(2)
 def test_the_momentum_of_sparse_gradients_is_saved():
     for hook in (True, False):
         *training, state = embedded(hook)

@@ -155,6 +155,14 @@ class Undo(StepObserver):
         for name in averages.keys() & self._averages.keys() & self.unclear.union(drawn):
             self._averages[name].zero = ~is_nonzero(averages[name])
 
+    def note_lost(self, names: Iterable[str]) -> None:
+        """Record that these averages are not in the gradients, whatever backward has added since.
+
+        Hooks did not see it, because backward ran while the gradients were exchanged.
+        """
+        for name in self._averages.keys() & set(names):
+            self._averages[name].kept = False
+
     def waiting(self) -> tuple[list[str], bool]:
         """Return the names whose average is not applied, and whether they are the last step's all.
 

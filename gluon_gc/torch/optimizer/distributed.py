@@ -68,6 +68,7 @@ class Averager:
         self.skips = False  # whether the optimizer steps without averaging
         self._buckets: list[Bucket] | None = None  # unknown until the first gradients exist
         self._averages: dict[torch.Tensor, Callable[[], Any]] = {}  # weak references to them
+        self._task = -1  # the last backward pass
         self._begin()
         state.gradients.follow(self)
         # A script may compile a whole step, but torch.compile cannot trace these methods.
@@ -91,8 +92,10 @@ class Averager:
     # Backward
 
     def ready(self, parameter: torch.Tensor) -> None:
-        if self._dropped(parameter):
+        task = torch._C._current_graph_task_id()
+        if self._task != task and self._has_dropped(parameter):
             self.drop()
+        self._task = task
         name = self.state.name_of(parameter)
         if parameter.grad is None:
             raise RuntimeError(
@@ -117,11 +120,16 @@ class Averager:
         """Called just before backward returns, if it has computed all gradients."""
         self.synchronize()
 
-    def _dropped(self, parameter: torch.Tensor) -> bool:
-        """Return whether a gradient of backward was replaced or set to None without a step."""
+    def _has_dropped(self, first: torch.Tensor) -> bool:
+        """Return whether gradients were replaced or set to None without a step.
+
+        `first` is the first parameter whose gradient this backward pass has computed.
+        """
         if self._averaged:
-            return self._averages[parameter]() is not parameter.grad
-        return parameter in self._made and self._made[parameter][0] is not parameter.grad
+            return self._averages[first]() is not first.grad
+        return any(
+            parameter.grad is not gradient for parameter, (gradient, _) in self._made.items()
+        )
 
     def _hand_over(self, all_of_them: bool = False) -> None:
         """Start to average the complete buckets, in their order, up to the first incomplete one."""
@@ -194,17 +202,27 @@ class Averager:
 
     def drop(self) -> None:
         """Discard the gradients of this step, after the exchanges under way have ended."""
-        under_way = self._under_way
+        self._wait()
+        replaced = [
+            self.state.name_of(parameter)
+            for part in self._under_way
+            for parameter in part.bucket
+            if parameter.grad is not part.values.get(parameter)
+        ]
+        self.state.gradients.undo.note_lost(replaced)
         self._begin()
-        for part in under_way:
-            part.future.wait()
 
     def leave(self) -> None:
         """Finish the exchanges under way. A step that has begun is skipped."""
         self.drop()
 
+    def _wait(self) -> None:
+        for part in self._under_way:
+            part.future.wait()
+
     def finish(self) -> None:
-        """Do nothing: no exchange outlasts a step."""
+        """Wait for the exchanges that a backward pass has started."""
+        self._wait()
 
     def before_step(self) -> None:
         """Average the gradients. The optimizer calls this before each step."""

@@ -127,8 +127,8 @@ class _Rows:
         self.of_worker = [np.empty(size, np.uint8) for size in sizes]
 
     def packed(self, indices: torch.Tensor, values: torch.Tensor) -> np.ndarray:
-        parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (indices, values)]
-        return torch.cat(parts).numpy()
+        parts = (tensor.numpy().tobytes() for tensor in (indices, values))
+        return np.frombuffer(bytearray().join(parts), np.uint8)
 
     def joined(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the indices and the values of all workers, in the order of their ranks."""

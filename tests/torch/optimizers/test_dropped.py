@@ -3,6 +3,8 @@
 import copy
 import functools
 import itertools
+import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -85,6 +87,53 @@ def test_the_first_drop_is_told_and_every_drop_is_taken_back():
         assert same(kept, state.state_dict()["arrays"])
         assert state.steps == 2
         state.close()
+
+
+@on_workers(2)
+def test_a_skipped_batch_that_was_averaged_in_part_leaves_no_trace():
+    """It does not use a layer, so backward exchanges the others only, and the batch is skipped."""
+
+    class Linear(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.skipped = torch.nn.Parameter(torch.zeros(500))
+            self.used = torch.nn.Parameter(torch.zeros(500))
+
+        def forward(self, x, whole=True):
+            return (self.used * x).sum() + ((self.skipped * x).sum() if whole else 0)
+
+    def drained(zero, then):
+        net, total = Linear(), 0
+        optimizer = bps.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=1.0),
+            net.named_parameters(),
+            compression_params=TOPK,
+        )
+        state = optimizer.compression_state
+        zero_grad = optimizer.zero_grad if zero == "optimizer" else net.zero_grad
+        for step in range(40):
+            inputs = [torch.full((500,), step + 1.0 + rank) * (step < 5) for rank in range(2)]
+            zero_grad()
+            net(inputs[dist.get_rank()]).backward()
+            optimizer.step()
+            total = total + sum(inputs) / 2
+            if step in (1, 3):
+                saved = copy.deepcopy((net.state_dict(), state.state_dict()))
+                zero_grad()
+                net(torch.full((500,), 50.0 + dist.get_rank()), whole=False).backward()
+                if then == "save":
+                    assert same(saved[1]["arrays"], state.state_dict()["arrays"])
+                elif then == "load":
+                    net.load_state_dict(saved[0])
+                    state.load_state_dict(saved[1])
+        assert state.steps == 40
+        state.close()
+        for parameter in net.parameters():
+            torch.testing.assert_close(parameter.detach(), -total)
+
+    with mock.patch.object(sys.modules["gluon_gc.torch.optimizer.distributed"], "_BUCKET_BYTES", 1):
+        for way in itertools.product(("optimizer", "model"), ("go on", "save", "load")):
+            drained(*way)
 
 
 def _finish_a_drop(state):
