@@ -199,3 +199,19 @@ def a_worker_that_does_not_come_is_given_up():
         said += "different call: worker 0 waits for worker 1: "
         raised(RuntimeError, said, lambda: train(net, optimizer, ddp, [2]))
     os._exit(0)
+
+
+@on_workers(3)
+def test_workers_may_be_in_different_numbers_of_groups():
+    """PyTorch's names of groups count them, so workers would wait for differently named groups."""
+    for _ in range(2):
+        dist.new_group([0, 1])
+    group = dist.new_group([1, 2], timedelta(seconds=20))
+    if dist.get_rank() == 0:
+        return
+    for name in ("first", "second"):
+        average = {name: torch.full((100,), float(dist.get_rank()))}
+        parameters = [(name, torch.nn.Parameter(torch.zeros(100)))]
+        state = bps.CompressionState(parameters, process_group=group)
+        state.average(average).wait()
+        assert average[name].unique().tolist() == [1.5]

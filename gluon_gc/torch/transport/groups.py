@@ -6,10 +6,13 @@ be wrong: PyTorch may give a new group the same name, and then finds the old gro
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import defaultdict
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Callable, Iterator, NamedTuple, Sequence, Tuple
+from unittest import mock
 
 import torch.distributed as dist
 from torch.distributed import constants
@@ -46,6 +49,7 @@ _made: dict[tuple[Make, tuple[int, ...]], Iterator[int]] = defaultdict(itertools
 _leased: dict[int, Lease] = {}  # by the id of the pair
 _returned: list[Lease] = []
 _uses: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+_names: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 _kept: list[Any] = []
 _alone: list[dist.ProcessGroup] = []
 
@@ -93,7 +97,22 @@ def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGrou
 
     `everybody`: all workers of the job call this, not only the members.
     """
-    return TRANSPORT.new_group(ranks, timeout(), everybody)
+    with named(ranks):
+        return TRANSPORT.new_group(ranks, timeout(), everybody)
+
+
+@contextmanager
+def named(ranks: Sequence[int]) -> Iterator[None]:
+    """Let PyTorch give a group that only these workers create the same name on all of them.
+
+    Without this context, the name has the number of groups that the worker is in. Workers with
+    different numbers would wait for each other.
+    """
+    text = f"gluon_gc {list(ranks)} {next(_names[tuple(ranks)])}"
+    name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    module, function = dist.distributed_c10d, "_hash_ranks_to_str"
+    with mock.patch.object(module, function, lambda ranks: name, create=True):
+        yield
 
 
 def take(ranks: Sequence[int], everybody: bool = False, make: Make = new_group) -> Pair:
@@ -180,4 +199,5 @@ def forget() -> None:
     for groups in (_free, _made, _leased, _returned, _alone):
         groups.clear()
     _uses.clear()
+    _names.clear()
     _kept.clear()
