@@ -32,7 +32,12 @@ OF_OTHERS = {
     "torch/algorithms/optimizer.py": {"_wrapped_by_lr_sched"},
     "torch/ddp.py": {"_C", "_current_graph_task_id"},
     "torch/algorithms/state.py": {"_version"},
-    "torch/optimizer/distributed.py": {"_execution_engine", "_version"},
+    "torch/optimizer/distributed.py": {
+        "_C",
+        "_current_graph_task_id",
+        "_execution_engine",
+        "_version",
+    },
     "torch/integrations/accelerate.py": {"_custom_objects"},
     "torch/integrations/transformers.py": {"_get_output_dir"},
     "torch/fsdp/parts.py": {
