@@ -109,7 +109,7 @@ def named(ranks: Sequence[int]) -> Iterator[None]:
     different numbers would wait for each other.
     """
     text = f"gluon_gc {list(ranks)} {next(_names[tuple(ranks)])}"
-    name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    name = hashlib.sha256(text.encode()).hexdigest()
     module, function = dist.distributed_c10d, "_hash_ranks_to_str"
     with mock.patch.object(module, function, lambda ranks: name, create=True):
         yield
