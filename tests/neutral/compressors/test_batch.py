@@ -61,11 +61,8 @@ def test_a_batch_calls_its_function_for_some_codecs_after_others():
     rooms = [np.zeros(codec.payload_bytes, np.uint8) for codec in codecs]
     values = [np.random.default_rng(n).standard_normal(n).astype(np.float32) for n in SIZES]
     expected = [c.compress(array, c.state())[0] for c, array in zip(codecs, values)]
-    batch = kernels.Batch("compress", codecs, rooms)
-    batch.prepare(
-        [array.ctypes.data for array in values],
-        states=in_place(codecs, [codec.state() for codec in codecs]),
-    )
+    batch, states = kernels.Batch("compress", codecs, rooms), [codec.state() for codec in codecs]
+    batch.prepare([array.ctypes.data for array in values], states=in_place(codecs, states))
     done = set()
     for begin, end in [(1, 3), (1, 1), (0, 1)]:
         batch.run(begin, end)
