@@ -49,7 +49,6 @@ _made: dict[tuple[Make, tuple[int, ...]], Iterator[int]] = defaultdict(itertools
 _leased: dict[int, Lease] = {}  # by the id of the pair
 _returned: list[Lease] = []
 _uses: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
-_names: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 _kept: list[Any] = []
 _alone: list[dist.ProcessGroup] = []
 
@@ -97,19 +96,17 @@ def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGrou
 
     `everybody`: all workers of the job call this, not only the members.
     """
-    with named(ranks):
-        return TRANSPORT.new_group(ranks, timeout(), everybody)
+    return TRANSPORT.new_group(ranks, timeout(), everybody)
 
 
 @contextmanager
-def named(ranks: Sequence[int]) -> Iterator[None]:
-    """Let PyTorch give a group that only these workers create the same name on all of them.
+def _named(*words: Any) -> Iterator[None]:
+    """Let PyTorch name a group that not all workers create after these words.
 
-    Without this context, the name has the number of groups that the worker is in. Workers with
-    different numbers would wait for each other.
+    Its own name has the number of groups that a worker is in. Workers with different numbers would
+    wait for each other.
     """
-    text = f"gluon_gc {list(ranks)} {next(_names[tuple(ranks)])}"
-    name = hashlib.sha256(text.encode()).hexdigest()
+    name = hashlib.sha256(repr(words).encode()).hexdigest()
     module, function = dist.distributed_c10d, "_hash_ranks_to_str"
     with mock.patch.object(module, function, lambda ranks: name, create=True):
         yield
@@ -120,8 +117,11 @@ def take(ranks: Sequence[int], everybody: bool = False, make: Make = new_group) 
     key = make, tuple(ranks)
     free = _free[key]
     if not free:
-        pair = make(ranks, everybody), make(ranks, everybody)
-        free.append(Lease(key, next(_made[key]), pair))
+        number, pair = next(_made[key]), []
+        for which in ("first", "second"):
+            with _named("gluon_gc", make.__module__, tuple(ranks), number, which):
+                pair.append(make(ranks, everybody))
+        free.append(Lease(key, number, tuple(pair)))
     lease = free.pop()
     _leased[id(lease.pair)] = lease
     return lease.pair
@@ -199,5 +199,4 @@ def forget() -> None:
     for groups in (_free, _made, _leased, _returned, _alone):
         groups.clear()
     _uses.clear()
-    _names.clear()
     _kept.clear()

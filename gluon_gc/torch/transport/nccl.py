@@ -35,11 +35,9 @@ def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGrou
     """
     if not dist.is_backend_available(BACKEND):
         raise env.ConfigurationError("GLUON_GC_PAYLOADS is 'nccl', but this PyTorch has no NCCL")
-    local = not everybody
-    with groups.named(ranks):
-        return dist.new_group(
-            list(ranks), groups.timeout(), backend=BACKEND, use_local_synchronization=local
-        )
+    return dist.new_group(
+        list(ranks), groups.timeout(), backend=BACKEND, use_local_synchronization=not everybody
+    )
 
 
 class GpuMessages:
