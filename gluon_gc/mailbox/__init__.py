@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
-import threading
 from contextlib import suppress
-from typing import Any, Mapping, NoReturn
+from typing import Any, Mapping
 
 from .. import env
 from ..algorithms.base import Algorithm
 from ..options import require_arguments
 from .run import Run, Site
+from .signals import exit_at_sigterm
 
 __all__ = [
     "Run",
@@ -59,9 +58,7 @@ def connect(url: str, framework: str, **settings: Any) -> Run:
         _current = Run(url, framework, **settings)
         _current.given = url, own
         atexit.register(_leave_at_exit)
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _exit)
+        exit_at_sigterm()
     elif _current.given[0] != url or own not in ({}, _current.given[1]):
         raise RuntimeError(
             f"this process is a worker of the run at {_current.url}: call bps.shutdown() before it "
@@ -151,7 +148,3 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def _exit(number: int, frame: Any) -> NoReturn:
-    sys.exit(128 + number)

@@ -26,7 +26,7 @@ from ..exchange.plan import Tensor
 from .packing import Arrays, Packing
 from .participant import Contribution, Outcome, Participant, State
 from .run import Run
-from .signals import Signals
+from .signals import Signals, exit_if_told
 
 _POLL = 0.1  # seconds between two looks at whether a round is hindered
 _ATTEMPTS = 3  # of a worker that leaves to put its last payload before a result
@@ -137,6 +137,7 @@ class MailboxDriver(Driver):
         ]
 
     def step(self, update: Callable[[], None], adam: Any = None) -> None:
+        exit_if_told()
         self.begin()
         if not self.steps:
             self._require_anchors()

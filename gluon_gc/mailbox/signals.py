@@ -1,10 +1,37 @@
-"""Signals: holds SIGTERM and Ctrl-C back while a worker must not be interrupted."""
+"""Signals: SIGTERM ends a worker, and no signal comes while it must not be interrupted."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
+
+_exit_code: int | None = None  # since SIGTERM has told this process to end
+
+
+def exit_at_sigterm() -> None:
+    """Raise SystemExit at SIGTERM, unless the script handles it."""
+    global _exit_code
+    _exit_code = None
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, frame: Any) -> NoReturn:
+    global _exit_code
+    _exit_code = 128 + number
+    sys.exit(_exit_code)
+
+
+def exit_if_told() -> None:
+    """Raise SystemExit again if SIGTERM has come, but the process goes on.
+
+    Python ignores errors in `__del__` and in callbacks from C. MXNet has many of both.
+    """
+    if _exit_code is not None:
+        sys.exit(_exit_code)
 
 
 class Signals:

@@ -237,6 +237,33 @@ def test_sigterm_waits_until_a_round_is_applied(url):
     assert bps.rounds() == 1
 
 
+@pytest.fixture
+def ends_at_sigterm():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_that_python_ignores_ends_the_next_step(url, ends_at_sigterm, monkeypatch):
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: ignored.append(what.exc_type))
+
+    class Freed:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    lives(url)
+    net, trainer = make()
+    train(net, trainer, [4] * 3)
+    Freed()
+    before = values_of(net)
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        train(net, trainer, [4])
+    assert ignored == [SystemExit] and digest({"": values_of(net)}) == digest({"": before})
+    bps.shutdown()
+    assert Store(url).list(objects.payloads_folder("difference", 1))  # what it has changed
+
+
 def test_fragments_that_overlap_have_the_replays_bits_and_all_contexts_follow(url):
     algorithm = {**EVERY_5, "every": 4, "fragments": 2, "overlap": 1, "mix": 0.25}
     dgc = {"compressor": "dgc", "k": 0.05, "seed": 3, "warmup_epochs": 3}
