@@ -110,19 +110,20 @@ demo: $(VENV)/.built
 demo-torch: $(TORCH_VENV)/.built
 	$(WITH_TORCH) example/pytorch/demo.py
 
-# Tests run side by side, so a waiting OpenMP thread must not keep a core busy.
+# Tests run side by side, so a waiting OpenMP thread must not keep a core busy. If a worker of pytest
+# crashes, the tests end: with another worker, pytest-xdist may wait for ever.
 test test-mxnet test-torch: export OMP_WAIT_POLICY = passive
 
 test: test-mxnet test-torch
 
 test-mxnet: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.installed
 	@echo "== Running all tests but PyTorch's, four files at a time"
-	$(PY) -m pytest -q --numprocesses 4 --dist loadfile --ignore tests/torch --ignore $(CORPUS) tests
+	$(PY) -m pytest -q --numprocesses 4 --max-worker-restart 0 --dist loadfile --ignore tests/torch --ignore $(CORPUS) tests
 
 test-torch: $(TESTED)/.built $(TORCH_VENV)/.installed
 	@echo "== Running PyTorch's tests, three at a time"
 	$(if $(filter $(TESTED),$(TORCH_VENV)),$(WITH_TORCH),PYTHONPATH="$(CURDIR)" $(TORCH_PY)) \
-	  -m pytest -q --numprocesses 3 --dist loadgroup tests/torch
+	  -m pytest -q --numprocesses 3 --max-worker-restart 0 --dist loadgroup tests/torch
 
 test-core: $(CORE_VENV)/.installed
 	@echo "== Building the library without MXNet's operators"
