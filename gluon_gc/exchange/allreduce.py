@@ -11,6 +11,7 @@ from .job import Task
 from .plan import Slice
 from .statistics import Meter
 from .transfer import HeadedChunks, Link, Stages
+from .transport import peer_errors
 
 LARGE_BYTES = 512 * 1024  # of a chunk; for smaller ones, the latency of a ring would dominate
 
@@ -67,7 +68,8 @@ class Allreduce(Stages):
         if found.unused:
             task.unused.add(self._piece.tensor)
         elif found.outcome == header.SAME:
-            task.under_way = self._members.all_reduce(task.job.request.sums.of(self._piece))
+            with peer_errors():
+                task.under_way = self._members.all_reduce(task.job.request.sums.of(self._piece))
             self.meter.pushed_bytes += self._bytes
 
     def deliver(self, task: Task) -> None:
@@ -75,7 +77,7 @@ class Allreduce(Stages):
         self.meter.steps += 1
         if task.under_way is None:
             return
-        with self.meter.timing("wait_seconds"):
+        with self.meter.timing("wait_seconds"), peer_errors():
             task.under_way.wait()
         values = task.job.request.sums.of(self._piece)
         if self.chunks[0].checked and not self._arrays.check_finite(values)():

@@ -37,8 +37,8 @@ from .pipeline import Pipeline
 from .plan import Chunk
 from .statistics import Busy, Meter
 from .transfer import STAGES, Link, Stages
-from .transfers import Transfers, abandon
-from .transport import Members
+from .transfers import Transfers
+from .transport import Members, PeerError
 
 _SETTING_UP = "set up their compression"
 _OWNED_BYTES = 16 * 1024  # the most bytes of a chunk whose owner sums values
@@ -478,17 +478,26 @@ class _Progress:
 
     def failed(self, task: Task, error: BaseException) -> None:
         """End a task that an error has stopped, and its job."""
-        if isinstance(error, OutOfStepError):
-            abandon([task.transfer], error.outcome)  # it may be newer than the error
+        self.transfers.tell(error, [task.transfer])  # it may be newer than the error
         under_way = self._under_way.pop(task.job.number, None)
         if under_way is not None:
             self.busy.add(-1)
-            if not isinstance(error, OutOfStepError):
-                error = RuntimeError(
-                    "an exchange has failed: another worker may have ended, or made a "
-                    f"different call: {error}"
-                )
-            under_way.finish(None, error)
+            under_way.finish(None, _explained(error))
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Return an error that says what a failed exchange means."""
+    if isinstance(error, OutOfStepError):
+        return error
+    said = f"an exchange has failed: {type(error).__name__}: {error}"
+    if isinstance(error, PeerError):
+        said = (
+            "an exchange has failed: another worker may have ended, or made a different call: "
+            f"{error}"
+        )
+    explained = RuntimeError(said)
+    explained.__cause__ = error
+    return explained
 
 
 @dataclass

@@ -33,13 +33,14 @@ _PROBLEMS = {
     3: "the learning rates of worker {} differ from those of other workers",
     4: "worker {} exchanges other tensors than other workers",
     5: "the weights of parameter {1} differ between worker {0} and other workers. {2}",
+    6: "an exchange has failed on worker {}, whose error says why",
 }
 _UNUSED = (
     "Its gradient was never averaged: wrap the module that has it in DistributedDataParallel, "
     "together with the rest of the model. If the weights may differ, do not pass the parameter to "
     "CompressionState"
 )
-_OUT_OF_STEP, _OTHER_TENSORS, _OTHER_WEIGHTS = 1, 4, 5
+_OUT_OF_STEP, _OTHER_TENSORS, _OTHER_WEIGHTS, _FAILED = 1, 4, 5, 6
 _BROKEN = 2**32 - 1  # as `tensors`: the stamp is an outcome
 
 
@@ -61,7 +62,7 @@ number of the parameter whose weights differ, or 0."""
 
 
 class OutOfStepError(RuntimeError):
-    """The workers exchange different tensors, or those of different steps.
+    """The workers exchange different tensors, or those of different steps, or one has failed.
 
     `outcome`: if other workers must be told; else they know it.
     """
@@ -166,9 +167,14 @@ def broken(outcome: Stamp) -> np.ndarray:
     return room
 
 
+def failed(rank: int) -> Stamp:
+    """Return the outcome of an error on the worker with this rank."""
+    return Stamp(_FAILED, rank)
+
+
 def require_in_step(outcome: Stamp) -> None:
     """Raise OutOfStepError if later messages of the workers do not belong together either."""
-    if outcome[0] in (_OUT_OF_STEP, _OTHER_TENSORS):
+    if outcome[0] in (_OUT_OF_STEP, _OTHER_TENSORS, _FAILED):
         raise OutOfStepError(problem(outcome), outcome)
 
 

@@ -100,6 +100,7 @@ class Task:
     unused: set[str] = field(default_factory=set)
     contributors: int = 0  # the number of workers whose values are in the sums
     under_way: Any = None  # what a stage leaves for the next one
+    error: Exception | None = None  # of this worker before the answer, which raises it
 
     def note(self, outcome: Stamp) -> None:
         """Keep an outcome that shows a difference. OutOfStepError if no exchange can follow."""

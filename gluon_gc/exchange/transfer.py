@@ -21,10 +21,10 @@ from .arrays import Arrays
 from .chunk import GATHERED, ExchangedChunk
 from .coding import Buffers, codings, encode, encoding
 from .collectives import Collectives, ToAll, ToOwners, WireSize
-from .header import SAME, Stamp
+from .header import SAME, OutOfStepError, Stamp
 from .job import Job, Task
 from .statistics import Meter, shares_of
-from .transport import Members
+from .transport import Members, PeerError
 
 
 class Stages(Protocol):
@@ -70,10 +70,27 @@ class Stages(Protocol):
             collective.send_instead(header.broken(outcome))
 
 
+def _before_answer(stage: Callable[[Task], None], task: Task) -> None:
+    """Call a stage. An error of this worker waits for the answer: others need the earlier tasks."""
+    if task.error is None:
+        try:
+            stage(task)
+        except (OutOfStepError, PeerError):
+            raise
+        except Exception as error:
+            task.error = error
+
+
+def _answer(task: Task) -> None:
+    if task.error is not None:
+        raise task.error
+    task.transfer.answer(task)
+
+
 STAGES: Sequence[Callable[[Task], None]] = (
-    lambda task: task.transfer.begin(task),
-    lambda task: task.transfer.send(task),
-    lambda task: task.transfer.answer(task),
+    lambda task: _before_answer(task.transfer.begin, task),
+    lambda task: _before_answer(task.transfer.send, task),
+    _answer,
     lambda task: task.transfer.deliver(task),
     lambda task: task.transfer.finish(task),
 )

@@ -12,11 +12,11 @@ from .allreduce import Allreduce, sums_in_place
 from .arrays import Arrays
 from .chunk import ExchangedChunk
 from .collectives import Collectives, ToAll, ToOwners
-from .header import OutOfStepError, Stamp
+from .header import OutOfStepError
 from .machines import Machines, MachineTransfer
 from .plan import batches
 from .transfer import Link, Stages, Transfer
-from .transport import Members
+from .transport import Members, PeerError
 
 _TRANSFER_BYTES = 512 * 1024  # that a worker sends in one collective, approximately
 
@@ -28,7 +28,7 @@ class Transfers:
         self._members, self._arrays, self._machines = members, arrays, machines
         memory = arrays.memory
         self._on_host = Collectives(partial(ToOwners, memory=memory), partial(ToAll, memory=memory))
-        self.out_of_step = False  # whether a worker exchanges other tensors than its peers
+        self.out_of_step = False  # whether a worker has failed, or exchanges other tensors
         self._kept: dict[Any, list[Stages]] = {}
         self._dropped: list[Stages] = []  # since `settled`: a worker out of step may still send
 
@@ -85,20 +85,20 @@ class Transfers:
         return link._replace(members=members, collectives=collectives)
 
     def broken(self, error: BaseException) -> None:
-        """Tell the other workers, if they would wait for messages that never come."""
+        """Tell the other workers, which would wait for messages that never come."""
+        self.out_of_step = not isinstance(error, PeerError)
+        self.tell(error, list(self))
+
+    def tell(self, error: BaseException, transfers: Iterable[Stages]) -> None:
+        """Send an error's outcome to all workers that may wait for a message of these transfers."""
+        outcome = header.failed(self._members.ranks[self._members.rank])
         if isinstance(error, OutOfStepError):
-            self.out_of_step = True
-            abandon(list(self), error.outcome)
-
-
-def abandon(transfers: Iterable[Stages], outcome: Stamp | None) -> None:
-    """Send an outcome to all workers that may wait for a message of these transfers.
-
-    None: they know it already.
-    """
-    for transfer in transfers if outcome is not None else ():
-        with suppress(RuntimeError):  # the other worker has ended
-            transfer.abandon(outcome)
+            outcome = error.outcome
+        if outcome is None or isinstance(error, PeerError):
+            return  # they know it already, or cannot be reached
+        for transfer in transfers:
+            with suppress(PeerError):
+                transfer.abandon(outcome)
 
 
 def _batches(chunks: Sequence[ExchangedChunk]) -> list[list[ExchangedChunk]]:

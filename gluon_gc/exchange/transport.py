@@ -6,10 +6,24 @@ front end gives the exchange its `Members`: the workers, in two such groups.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Mapping, Protocol, Sequence
+from typing import Any, Iterator, Mapping, Protocol, Sequence
 
 import numpy as np
+
+
+class PeerError(RuntimeError):
+    """Another worker has ended, or the time-out of a group is over."""
+
+
+@contextmanager
+def peer_errors() -> Iterator[None]:
+    """Raise an engine's RuntimeError as a PeerError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerError(str(error)) from error
 
 
 class Messages(Protocol):
@@ -31,6 +45,11 @@ class Messages(Protocol):
         data : mapping of int to array of uint8
             The bytes for each receiver, by its rank in the group. They must not change until `wait`
             returns.
+
+        Raises
+        ------
+        PeerError
+            A member has ended.
         """
 
     def wait(self) -> None:
@@ -38,7 +57,7 @@ class Messages(Protocol):
 
         Raises
         ------
-        RuntimeError
+        PeerError
             A member has ended, or the time-out of the group is over. The error names the member.
         """
 

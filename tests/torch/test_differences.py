@@ -6,12 +6,14 @@ import functools
 import io
 import pickle
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
+from gluon_gc.exchange.coding import HostCalls
 from tests.torch.common import (
     ONEBIT,
     SIGNS,
@@ -78,6 +80,38 @@ def test_an_error_that_one_worker_catches_is_noticed_by_all():
         if params == {}:
             kept = [float(weight.detach()[0, 0]) for weight in net.weights]
             assert kept == [-1.0, -10.0, -100.0, -1000.0], kept
+        optimizer.compression_state.close()
+
+
+@on_workers(3)
+def test_an_error_of_one_workers_compression_is_told_to_all():
+    """After uncompressed tensors of the same step, which the engine sums meanwhile."""
+    rank = dist.get_rank()
+    said = ": MemoryError: no room" if rank == 1 else " on worker 1, whose error says why"
+    for failing in ("compress", "aggregate", "decompress"):
+        net = Layers(1100)
+        optimizer = bps.DistributedOptimizer(
+            plain_sgd(net),
+            net.named_parameters(),
+            SIGNS,
+            overrides={"weights.2": None, "weights.3": None},
+        )
+
+        def step(net=net, optimizer=optimizer):
+            optimizer.zero_grad()
+            net(False).backward()
+            optimizer.step()
+
+        step()
+        with contextlib.ExitStack() as stack:
+            if rank == 1:
+                error = MemoryError("no room")
+                stack.enter_context(mock.patch.object(HostCalls, failing, side_effect=error))
+            elif failing == "decompress":  # the sums may have arrived already
+                with contextlib.suppress(RuntimeError):
+                    step()
+            for _ in range(2):  # later steps are refused too
+                raised(RuntimeError, f"an exchange has failed{said}", step)  # noqa: B023
         optimizer.compression_state.close()
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ... import env
+from ...exchange.transport import PeerError, peer_errors
 from ..watchdog import waiting
 
 
@@ -61,9 +62,9 @@ class GlooMessages:
                 self._refused = self._refused or self._failure(error)
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
-        self._sent += [
-            (member, self._group.send([sent], member, self._tag)) for member, sent in _tensors(data)
-        ]
+        with peer_errors():
+            for member, sent in _tensors(data):
+                self._sent.append((member, self._group.send([sent], member, self._tag)))
 
     def wait(self) -> None:
         sent = list(self._sent)
@@ -78,8 +79,8 @@ class GlooMessages:
                     raise self._failure(error) from error
         del self._sent[: len(sent)]  # not before: Gloo cannot send a message without its buffer
 
-    def _failure(self, error: RuntimeError) -> RuntimeError:
-        return RuntimeError(f"{self._awaited()}: {error}")
+    def _failure(self, error: RuntimeError) -> PeerError:
+        return PeerError(f"{self._awaited()}: {error}")
 
     def _awaited(self) -> str:
         own, other = (self._ranks[i] for i in (self._group.rank(), self._member))

@@ -14,7 +14,7 @@ from torch.distributed import batch_isend_irecv
 
 from ... import env
 from ...exchange.collectives import ToAll, ToOwners, WireSizes, offsets, other_workers
-from ...exchange.transport import Members
+from ...exchange.transport import Members, peer_errors
 from . import gpu, groups
 
 BACKEND = "nccl"
@@ -65,13 +65,13 @@ class GpuMessages:
 
     def start(self) -> None:
         """Start to send and to receive. Returns at once."""
-        with self._order.queue():
+        with self._order.queue(), peer_errors():
             if self._operations:
                 self._under_way = batch_isend_irecv(self._operations)
 
     def wait(self) -> None:
         """Let this thread's stream wait until all messages have been sent and received."""
-        with self._order.queue():
+        with self._order.queue(), peer_errors():
             for work in self._under_way:
                 work.wait()
 

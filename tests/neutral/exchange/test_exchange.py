@@ -23,6 +23,7 @@ from tests.neutral.exchange.workers import (
     Values,
     finished,
     run,
+    started,
 )
 
 N, CHUNK = 2500, 1000  # elements of a tensor, and at most of a compressed chunk
@@ -328,6 +329,38 @@ def test_a_worker_that_ends_is_an_error_on_the_others(name, run_four):
         if exchange.rank != 1:
             with pytest.raises(RuntimeError, match=r"another worker may have ended.*waits for"):
                 lane.average(1)
+
+    run_four(work)
+
+
+@on_each_level
+@pytest.mark.parametrize("stage", ["send", "answer", "deliver"])
+def test_an_error_of_one_worker_is_an_error_on_all(stage, run_four, monkeypatch):
+    monkeypatch.setattr("tests.neutral.exchange.workers.TIMEOUT", 10)
+
+    def fail(*_):
+        raise ValueError("the reason")
+
+    def work(exchange):
+        lane = Lane(exchange, tensor(params=ONEBIT), tensor("v", LARGE, index=1))
+        lane.average(0)
+        output = Values({"w": np.empty(N, np.float32)})
+        if exchange.rank == 2:
+            for chunk in lane.lane.chunks:
+                for coder in {"send": [chunk.coder], "answer": [chunk.aggregator]}.get(stage, ()):
+                    if coder is not None:
+                        coder.in_place = fail
+            if stage == "deliver":
+                output.addresses = fail
+        large = {"v": gradient(exchange.rank, 1, LARGE)}
+        earlier = started(lane.lane.start, Request(Values(large)))
+        if stage == "deliver" and exchange.rank != 2:
+            lane.exchange({"w": gradient(exchange.rank, 1)}, output=output)
+        reason = ": ValueError: the reason" if exchange.rank == 2 else " on worker 2, whose error"
+        for _ in range(2):  # later exchanges fail too
+            with pytest.raises(RuntimeError, match=f"^an exchange has failed{reason}"):
+                lane.exchange({"w": gradient(exchange.rank, 1)}, output=output)
+        earlier.exception(10)
 
     run_four(work)
 

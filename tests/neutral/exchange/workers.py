@@ -25,6 +25,7 @@ from gluon_gc.exchange.coding import HostCalls
 from gluon_gc.exchange.exchange import Exchange
 from gluon_gc.exchange.job import Request, Result
 from gluon_gc.exchange.machines import Groups, Machines
+from gluon_gc.exchange.transport import PeerError
 
 TIMEOUT = 30.0  # seconds until a wait in a test without faults fails
 
@@ -46,7 +47,7 @@ class Network:
         self._queue(channel, sender, receiver).put(message)
 
     def receive(self, channel: Any, sender: int, receiver: int) -> Any:
-        """Return the next object. Raises RuntimeError if the sender has ended before."""
+        """Return the next object. Raises PeerError if the sender has ended before."""
         objects, deadline = self._queue(channel, sender, receiver), time.monotonic() + TIMEOUT
         ended = False
         while not ended:
@@ -54,7 +55,7 @@ class Network:
             with suppress(queue.Empty):
                 return objects.get(timeout=0 if ended else 0.1)
         own, other = self.ranks[receiver], self.ranks[sender]
-        raise RuntimeError(f"worker {own} waits for worker {other}")
+        raise PeerError(f"worker {own} waits for worker {other}")
 
 
 class Members:
@@ -234,6 +235,11 @@ class Values:
 
 def finished(start: Callable[..., None], request: Request, *args: Any) -> Result:
     """Start to exchange a request, and return the result after its end."""
+    return started(start, request, *args).result(2 * TIMEOUT)
+
+
+def started(start: Callable[..., None], request: Request, *args: Any) -> futures.Future:
+    """Start to exchange a request, and return a future of the result."""
     future: futures.Future = futures.Future()
 
     def done(result: Result | None, error: BaseException | None) -> None:
@@ -243,7 +249,7 @@ def finished(start: Callable[..., None], request: Request, *args: Any) -> Result
             future.set_exception(error)
 
     start(request, *args, done)
-    return future.result(2 * TIMEOUT)
+    return future
 
 
 def run(
