@@ -195,6 +195,7 @@ class GradientSteps:
     def finish(self) -> None:
         if self._averager is not None:
             self._averager.finish()
+        self.compression.exchange.wait()
 
     def take_computed(self, names: Iterable[str]) -> set[str]:
         """Return the parameters among `names` with a gradient from backward since the last call."""
@@ -214,6 +215,7 @@ class GradientSteps:
 
     def begin(self) -> None:
         """Begin a step, or continue the last one if backward has added to its averages."""
+        self.compression.exchange.wait()  # if one has failed, nobody has waited for the others
         if not self._begun:
             mu = self._momentum and self._momentum.mu
             self.compression.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")

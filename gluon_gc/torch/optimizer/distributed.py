@@ -33,6 +33,7 @@ from ..gradients.optimizer_hooks import require_all, require_averaged, stepped, 
 from ..gradients.scaler import wait_before_unscaling
 from ..gradients.settings import checked_passes, pairs
 from ..gradients.state import CompressionState
+from ..gradients.undo import is_nonzero
 from .copies import Distributed, kind_of, restore
 
 _BUCKET_BYTES = 4 * 2**20  # the approximate size of a bucket of gradients
@@ -121,15 +122,15 @@ class Averager:
         self.synchronize()
 
     def _has_dropped(self, first: torch.Tensor) -> bool:
-        """Return whether gradients were replaced or set to None without a step.
+        """Return whether gradients were set to zero or to None without a step.
 
         `first` is the first parameter whose gradient this backward pass has computed.
         """
         if self._averaged:
             return self._averages[first]() is not first.grad
-        return any(
-            parameter.grad is not gradient for parameter, (gradient, _) in self._made.items()
-        )
+        replaced = [p for p, (gradient, _) in self._made.items() if p.grad is not gradient]
+        # If others have new values, `synchronize` refuses them.
+        return bool(replaced) and all(p is first or not is_nonzero(p.grad) for p in replaced)
 
     def _hand_over(self, all_of_them: bool = False) -> None:
         """Start to average the complete buckets, in their order, up to the first incomplete one."""
@@ -202,7 +203,7 @@ class Averager:
 
     def drop(self) -> None:
         """Discard the gradients of this step, after the exchanges under way have ended."""
-        self._wait()
+        self.state.exchange.wait()
         replaced = [
             self.state.name_of(parameter)
             for part in self._under_way
@@ -210,19 +211,17 @@ class Averager:
             if parameter.grad is not part.values.get(parameter)
         ]
         self.state.gradients.undo.note_lost(replaced)
+        under_way = self._under_way
         self._begin()
+        _wait(under_way)
 
     def leave(self) -> None:
         """Finish the exchanges under way. A step that has begun is skipped."""
         self.drop()
 
-    def _wait(self) -> None:
-        for part in self._under_way:
-            part.future.wait()
-
     def finish(self) -> None:
         """Wait for the exchanges that a backward pass has started."""
-        self._wait()
+        _wait(self._under_way)
 
     def before_step(self) -> None:
         """Average the gradients. The optimizer calls this before each step."""
@@ -238,6 +237,11 @@ class Averager:
                     "it was averaged: call the optimizer's synchronize() before you change "
                     "gradients"
                 )
+
+
+def _wait(under_way: Iterable[UnderWay]) -> None:
+    for part in under_way:
+        part.future.wait()
 
 
 def _buckets(

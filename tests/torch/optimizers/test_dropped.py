@@ -131,9 +131,107 @@ def test_a_skipped_batch_that_was_averaged_in_part_leaves_no_trace():
         for parameter in net.parameters():
             torch.testing.assert_close(parameter.detach(), -total)
 
-    with mock.patch.object(sys.modules["gluon_gc.torch.optimizer.distributed"], "_BUCKET_BYTES", 1):
+    with one_bucket_for_each():
         for way in itertools.product(("optimizer", "model"), ("go on", "save", "load")):
             drained(*way)
+
+
+class Parts(torch.nn.Module):
+    """Parameters whose gradients are the inputs. Those without an input have no gradient."""
+
+    def __init__(self, number, size):
+        super().__init__()
+        self.parts = torch.nn.ParameterList(torch.zeros(size) for _ in range(number))
+
+    def forward(self, *inputs):
+        return sum((part * x).sum() for part, x in zip(self.parts, inputs))
+
+
+one_bucket_for_each = functools.partial(
+    mock.patch.object, sys.modules["gluon_gc.torch.optimizer.distributed"], "_BUCKET_BYTES", 1
+)
+
+
+@on_workers(2)
+def test_a_gradient_that_is_replaced_between_two_passes_is_an_error_or_skips_the_batch():
+    ways = {
+        "clamped": lambda gradient: gradient.clamp(-100, 100),
+        "none": lambda gradient: None,
+        "zeros": torch.zeros_like,
+    }
+    for way, replaced in ways.items():
+        net, total = Parts(2, 500), torch.zeros(500)
+        first, second = net.parts
+        optimizer = bps.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=1.0),
+            [("second", second), ("first", first)],
+            compression_params=TOPK,
+        )
+        with one_bucket_for_each():
+            for step in range(40):
+                x = torch.full((500,), step + 1.0 + dist.get_rank()) * (step < 5)
+                optimizer.zero_grad()
+                (first * x).sum().backward()
+                if step == 3:
+                    optimizer.compression_state.exchange.wait()
+                    first.grad = replaced(first.grad)
+                    if way == "clamped":
+                        said = "first was changed before it was averaged"
+                        raised(RuntimeError, said, (second * x).sum().backward)
+                        break
+                    (first * x).sum().backward()
+                total += (step + 1.5) * (step < 5)
+                (second * x).sum().backward()
+                optimizer.step()
+            else:
+                for parameter in net.parts:
+                    torch.testing.assert_close(parameter.detach(), -total)
+        optimizer.compression_state.close()
+
+
+@on_workers(2)
+def test_training_goes_on_after_a_nan_whose_error_is_caught():
+    """The other buckets of the batch are under way when the next one begins."""
+
+    def drained(make, whole):
+        net, total = Parts(4, 300_000), [torch.zeros(300_000) for _ in range(4)]
+        optimizer, model = torch.optim.SGD(net.parameters(), lr=1.0), net
+        options = {"compressor": "topk", "k": 0.3, "ef": "vanilla"}
+        if make is distributed:
+            bps.DistributedOptimizer(optimizer, net.named_parameters(), options)
+            state = optimizer.compression_state
+        else:
+            model = DistributedDataParallel(net, bucket_cap_mb=1)
+            state = bps.CompressionState(net.named_parameters(), options, optimizer)
+            model.register_comm_hook(state, bps.compression_hook)
+        for step in range(22):
+            random = torch.Generator().manual_seed(step)
+            inputs = torch.randn(2, 4, 300_000, generator=random) * (step < 10)
+            optimizer.zero_grad()
+            if step in (2, 4, 5):
+                saved = copy.deepcopy(state.state_dict()["arrays"])
+                bad = inputs[dist.get_rank()].clone()
+                bad[3, 7] = float("nan")
+                said = "parameter parts.3 has a NaN or an infinity"
+                if whole:
+                    raised(RuntimeError, said, lambda bad=bad: model(*bad).backward())
+                else:  # backward does not wait for the exchange of some parameters
+                    ((net.parts[3] * bad[3]).sum() + (net.parts[2] * bad[2]).sum()).backward()
+                    raised(RuntimeError, said, optimizer.zero_grad)
+                optimizer.zero_grad()
+                assert same(saved, state.state_dict()["arrays"])
+            optimizer.zero_grad()
+            model(*inputs[dist.get_rank()]).backward()
+            optimizer.step()
+            for part, x in zip(total, inputs.mean(0)):
+                part += x
+        state.close()
+        for parameter, exact in zip(net.parts, total):
+            torch.testing.assert_close(parameter.detach(), -exact, rtol=0, atol=1e-5)
+
+    with one_bucket_for_each():
+        for make, whole in ((distributed, True), (distributed, False), (hooked, True)):
+            drained(make, whole)
 
 
 def _finish_a_drop(state):
