@@ -131,6 +131,8 @@ class LocalSteps(Algorithm):
         return not isinstance(self.every, str)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
+        if not shapes:
+            return {}
         require_matches(self.overrides or {}, shapes, "algorithm['overrides']")
         if self.fragments > len(shapes):
             raise ValueError(
@@ -151,7 +153,7 @@ class LocalSteps(Algorithm):
     def step(self, at: Step, state: State) -> Rounds:
         at.update()
         due = self._due(at)
-        if not (at.arrived or any(due)):
+        if not at.parameters or not (at.arrived or any(due)):
             return
         fragments = self._fragments({name: x.shape for name, x in at.parameters.items()})
         anchors, delay = state["anchor"], 0 if at.number <= self.start else self.overlap

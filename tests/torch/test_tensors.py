@@ -510,6 +510,8 @@ def test_numbers_of_every_kind():
     raised(
         TypeError, "tensor 'b' has dtype bool", lambda: push_pull(torch.tensor([True]), name="b")
     )
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    raised(TypeError, "tensor is quantized", lambda: push_pull(quantized))
     compressed_rows = torch.eye(3).to_sparse_csr()
     raised(TypeError, "tensor has layout torch.sparse_csr", lambda: push_pull(compressed_rows))
     expanded = torch.full((1, 3), float(rank)).expand(2, 3)

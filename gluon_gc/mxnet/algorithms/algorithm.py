@@ -215,10 +215,11 @@ class AlgorithmAveraging(Averaging):
     def _require_same_parameters(self, indices: Sequence[int]) -> None:
         changed = self._averaged.keys() ^ set(indices)
         if self._begun and changed:
+            other = "trainer" if self.run is None else "run, at another URL"
             raise ValueError(
                 f"the grad_req of parameter {self._params[min(changed)].name} has changed since "
                 f"algorithm {self._algorithm.name} began: set it before the first step, or make "
-                "another trainer"
+                f"another {other}"
             )
 
     def _in_round(self, vectors: Mapping[str, Any]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import mxnet as mx
@@ -104,6 +105,7 @@ class DistributedOptimizer(Optimizer):
     def _compare(self, exchange: Exchange) -> None:
         """Compare the optimizers of all workers, after worker 0's progress is copied."""
         optimizer = self._optimizer
+        _require_one_context(optimizer)
         updates = [("the optimizer", {"updates": list(progress_of(optimizer).values())})]
         copies = exchange.num_workers > 1 and not exchange.agrees(_CALL, updates)
         if copies:
@@ -120,3 +122,14 @@ class DistributedOptimizer(Optimizer):
         called += [f"the optimizer's state of weight {index}"] * (len(arrays) - len(called))
         self._exchange.broadcast(legacy(arrays), 0, called)
         counts[index] = int(count.asscalar())
+
+
+def _require_one_context(optimizer: Optimizer) -> None:
+    """Raise ValueError if a Module has several contexts: it gives each its own index of a name."""
+    ((name, contexts),) = Counter(optimizer.idx2name.values()).most_common(1) or [("", 1)]
+    if contexts > 1:
+        raise ValueError(
+            f"DistributedOptimizer needs a Module on one context, got {contexts} contexts with "
+            f"parameter {name}, whose gradients nobody would add: start one worker for each "
+            "context, or use DistributedTrainer"
+        )

@@ -88,7 +88,7 @@ def push_pull_async_inplace(
     Parameters
     ----------
     tensor : Tensor
-        A tensor of any dtype except bool. A sparse tensor is sent uncompressed.
+        A tensor of any dtype except bool, not quantized. A sparse tensor is sent uncompressed.
     average : bool
         Whether the sum is divided by `size()`. The average of integers is rounded towards zero.
     name : str, optional
@@ -105,7 +105,8 @@ def push_pull_async_inplace(
     Raises
     ------
     TypeError
-        The argument is not a tensor, its dtype is bool, or its layout is neither strided nor COO.
+        The argument is not a tensor, its dtype is bool, it is quantized, or its layout is neither
+        strided nor COO.
     RuntimeError
         The tensor is expanded, so that several elements share memory.
     """
@@ -185,6 +186,10 @@ def _require_numbers(tensor: Any, name: str | None) -> None:
     if tensor.dtype == torch.bool:
         raise TypeError(
             f"{called} has dtype bool, which cannot be summed: convert it, as by x.to(torch.int)"
+        )
+    if tensor.is_quantized:
+        raise TypeError(
+            f"{called} is quantized, so it cannot be summed: convert it, as by x.dequantize()"
         )
 
 

@@ -65,3 +65,20 @@ def test_an_updaters_states_carry_it():
     updater.set_states(saved)
     assert type(updater.optimizer) is bps.DistributedOptimizer
     assert updater.optimizer.learning_rate == 0.5
+
+
+def test_a_module_on_several_contexts_is_refused(cluster_of_one):
+    """Nobody would add the gradients of its contexts, so their weights would drift apart."""
+    data, label = mx.nd.ones((4, 6)), mx.nd.zeros(4)
+    batches = mx.io.NDArrayIter(data, label, 4, label_name="softmax_label")
+    output = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    symbol = mx.sym.SoftmaxOutput(output, name="softmax")
+
+    def fit(contexts):
+        module = mx.mod.Module(symbol, context=[mx.cpu(i) for i in range(contexts)])
+        optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(rescale_grad=0.25))
+        module.fit(batches, num_epoch=1, kvstore=None, optimizer=optimizer)
+
+    fit(1)
+    with pytest.raises(ValueError, match="on one context, got 2 contexts with parameter fc_"):
+        fit(2)

@@ -134,6 +134,24 @@ def test_what_a_mailbox_cannot_do_is_refused(url, tmp_path):
         train(*make(), [4])
 
 
+def test_a_run_keeps_its_frozen_parameters(url):
+    lives(url)
+    net, trainer = make()
+    net[0].collect_params().setattr("grad_req", "null")
+    train(net, trainer, [4] * 6)
+    net[0].collect_params().setattr("grad_req", "write")
+    with pytest.raises(ValueError, match="has changed since .* make another run, at another URL"):
+        train(net, trainer, [4])
+    bps.shutdown()
+    bps.init()
+    net, trainer = make()
+    net.collect_params().setattr("grad_req", "null")
+    before = values_of(net)
+    for _ in range(6):
+        trainer.step(4)
+    assert digest({"": values_of(net)}) == digest({"": before})
+
+
 def test_a_report_has_the_bytes_of_a_mailbox(url):
     lives(url)
     net, trainer = make()
