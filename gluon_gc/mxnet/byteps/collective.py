@@ -59,7 +59,8 @@ def allreduce(value: Value, average: bool = True) -> Value:
     OverflowError
         The sum of integers does not fit their dtype, or 64 bits. All workers raise it.
     RuntimeError
-        `init` was not called; or another worker has another shape, or makes another call.
+        `init` was not called; or another worker has another shape, or makes another call of this
+        module. A worker that steps meanwhile is waited for, at most for GLUON_GC_TIMEOUT.
     """
     array = _as_numpy(value)
     exchange = default_exchange()
@@ -102,7 +103,8 @@ def average_statistics(
     TypeError
         `net` is none of these.
     RuntimeError
-        `init` was not called; or another worker has other statistics, or makes another call.
+        `init` was not called; or another worker has other statistics, or makes another call of
+        this module. A worker that steps meanwhile is waited for, at most for GLUON_GC_TIMEOUT.
     """
     statistics = [param for param in _parameters(net) if is_statistic(param)]
     exchange = default_exchange()
