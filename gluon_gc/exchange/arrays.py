@@ -87,10 +87,7 @@ class Calls(Protocol):
     def compress(
         self, job: Job, states: States, positions: Positions, ratios: Ratios
     ) -> Iterable[None]:
-        """Write the payloads of the job's values to the buffers. The result yields after each part.
-
-        Without reading the result, not all may be written.
-        """
+        """Write the payloads of the job's values to the buffers; see `Coding.encode`."""
 
     def aggregate(self, states: States, positions: Positions) -> None:
         """As the owner, write the payloads of the sums to the buffers."""
