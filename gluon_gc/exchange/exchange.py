@@ -141,8 +141,12 @@ class Exchange:
             )
 
     def wait(self) -> None:
-        """Wait until no job is under way, also if some have failed."""
-        self.busy.wait()
+        """Wait until no job is under way, also if some have failed.
+
+        `done` of a job, which ends with its call, does not wait.
+        """
+        if not self._pipeline.is_current:
+            self.busy.wait()
 
     def close(self) -> None:
         """Stop the threads, and release the connections."""
@@ -435,6 +439,7 @@ class _Announcement(Stages):
         (rows,) = self._to_all.rows
         outcome, _, _ = header.read(rows, self._members.ranks)
         self._to_all.expect()
+        header.require_none_failed(outcome)
         if outcome != header.SAME:
             try:
                 _agree(self._members, announced.facts(), announced.doing)

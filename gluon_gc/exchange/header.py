@@ -174,7 +174,14 @@ def failed(rank: int) -> Stamp:
 
 def require_in_step(outcome: Stamp) -> None:
     """Raise OutOfStepError if later messages of the workers do not belong together either."""
-    if outcome[0] in (_OUT_OF_STEP, _OTHER_TENSORS, _FAILED):
+    require_none_failed(outcome)
+    if outcome[0] in (_OUT_OF_STEP, _OTHER_TENSORS):
+        raise OutOfStepError(problem(outcome), outcome)
+
+
+def require_none_failed(outcome: Stamp) -> None:
+    """Raise OutOfStepError if a worker has failed, and makes no further call."""
+    if outcome[0] == _FAILED:
         raise OutOfStepError(problem(outcome), outcome)
 
 

@@ -29,7 +29,7 @@ class Pipeline:
         queues = [queue.SimpleQueue() for _ in stages]
         self._first = queues[0]
         calls = _Calls(done, failed, broken)
-        threads = [
+        self._threads = threads = [
             threading.Thread(
                 target=calls.run, args=(stage, *pair), name=f"gluon_gc stage {number}", daemon=True
             )
@@ -43,6 +43,11 @@ class Pipeline:
     def put(self, item: Any) -> None:
         """Add an item at the end of the first stage's queue."""
         self._first.put(item)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this thread is one of the pipeline's."""
+        return threading.current_thread() in self._threads
 
     def close(self) -> None:
         """Stop the threads after they have handled all items."""

@@ -76,6 +76,15 @@ def require_algorithm(algorithm: Algorithm | None) -> None:
         )
 
 
+def require_no_run(call: str) -> None:
+    """Raise RuntimeError if this process is a worker of a run, which has no such call."""
+    if _current is not None:
+        raise RuntimeError(
+            f"bps.{call} is for clusters, but this process is a worker of the run at "
+            f"{_current.url}: workers join and leave a run without it"
+        )
+
+
 def require_current() -> Run:
     """The run of this process. RuntimeError if it is not a worker of one."""
     if _current is None:

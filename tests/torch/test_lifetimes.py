@@ -165,6 +165,21 @@ def a_longer_time_out_of_the_script_is_kept():
     os._exit(0)
 
 
+@on_workers(2)
+def test_callbacks_of_an_average_may_begin_another_step_and_save():
+    parameter = torch.nn.Parameter(torch.zeros(3000))
+    state = bps.CompressionState([("w", parameter)], TOPK)
+
+    def average(value):
+        return state.average({"w": torch.full((3000,), value)})
+
+    calls = [state.state_dict, lambda: state.set_epoch(1), lambda: average(1.0)]
+    for call in calls:
+        average(2.0).then(lambda _, call=call: call()).wait()
+    average(3.0).wait()
+    state.close()
+
+
 # Missing workers
 
 

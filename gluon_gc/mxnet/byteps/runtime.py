@@ -9,7 +9,7 @@ from ... import env
 from ...launch.leaving import failure
 from ...launch.rank import launchers
 from ...log import warn_of_misspelt
-from ...mailbox import connect, current, disconnect, requested
+from ...mailbox import connect, current, disconnect, requested, require_no_run
 from ..exchange.exchange import Exchange
 from ..kvstore import CompressingKVStore
 from ..kvstore.horovod.backend import Horovod
@@ -145,14 +145,6 @@ def _connect_mailbox(url: str | None, settings: Mapping[str, Any]) -> None:
     connect(url, "mxnet", **settings)
 
 
-def _require_no_mailbox(call: str) -> None:
-    if current() is not None:
-        raise RuntimeError(
-            f"bps.{call} is for clusters, but this process is a worker of the run at "
-            f"{current().url}: workers join and leave a run without it"
-        )
-
-
 def shutdown() -> None:
     """Finish all exchanges, and leave the cluster when all workers have called this.
 
@@ -190,7 +182,7 @@ def suspend() -> None:
         process has a mailbox.
     """
     global _suspended
-    _require_no_mailbox("suspend")
+    require_no_run("suspend")
     if _default is not None:
         for averaging in _default.living_averagings():
             averaging.leave_out_unapplied()
@@ -233,7 +225,7 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     RuntimeError
         The process has a mailbox.
     """
-    _require_no_mailbox("resume")
+    require_no_run("resume")
     env.resize(num_workers, num_servers, None if global_rank == -1 else global_rank)
     init()
 

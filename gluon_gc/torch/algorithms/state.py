@@ -95,7 +95,7 @@ class AlgorithmState:
         if run is None:
             return Driver(self.algorithm, self.rounds)
         if self._is_sharded:
-            run = run.of_shard(self.rounds.exchange.rank, self.rounds.exchange.workers)
+            run = run.of_shard(_shard_of(self.parameters), dist.get_world_size())
         driver = MailboxDriver(self._given, self.rounds, run, self._requested)
         driver.begin()
         return driver
@@ -367,3 +367,20 @@ def _first_nonfinite(parameters: Iterable[torch.nn.Parameter]) -> int:
     device = gradients[0][1].device
     finite = torch.stack([_is_finite(gradient).to(device) for _, gradient in gradients])
     return next((i for (i, _), good in zip(gradients, finite.tolist()) if not good), -1)
+
+
+def _shard_of(parameters: Mapping[str, torch.Tensor]) -> int:
+    """Return the number of this worker's shard, if each worker of its site has one.
+
+    Otherwise, workers with the same parameters would have rounds of their own, and drift apart.
+    """
+    for name, parameter in parameters.items():
+        mesh = parameter.device_mesh if is_sharded(parameter) else None
+        whole = mesh is not None and mesh.ndim == 1 and mesh.size() == dist.get_world_size()
+        if not whole or not parameter.placements[0].is_shard():
+            found = "no mesh" if mesh is None else f"{parameter.placements} on {mesh}"
+            raise ValueError(
+                "with a mailbox, fully_shard must divide all parameters among all workers of a "
+                f"site, but parameter {name} has {found}"
+            )
+    return mesh.get_local_rank()

@@ -203,7 +203,8 @@ class Averager:
 
     def drop(self) -> None:
         """Discard the gradients of this step, after the exchanges under way have ended."""
-        self.state.exchange.wait()
+        if self._under_way:
+            self.state.exchange.wait()
         replaced = [
             self.state.name_of(parameter)
             for part in self._under_way

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ... import mailbox
 from ...compression import CompressionParams
 from ...options import is_whole
 from ...state import OF_ALL, STREAM, Arrays, Key
@@ -87,8 +88,14 @@ def suspend() -> None:
     The residuals and momentum of DistributedOptimizer and CrossBarrier are kept. A step that has
     begun is skipped. All other objects that use torch.distributed, such as a
     DistributedDataParallel, must be created again after `resume`.
+
+    Raises
+    ------
+    RuntimeError
+        `init` was not called, or the process has a mailbox.
     """
     global _suspended
+    mailbox.require_no_run("suspend")
     if not dist.is_initialized():
         raise RuntimeError("there is nothing to suspend: bps.init() was not called")
     numbers = gather(sorted(averagers.keys()), "call suspend")

@@ -302,6 +302,25 @@ def test_announced_requests_that_differ_are_an_error_on_all_workers():
     run(work, Network(range(3)))
 
 
+def test_an_error_of_one_worker_is_told_to_those_that_announce_the_next_request():
+    announced = Announced(1, list, "average")
+
+    def fail(*_):
+        raise ValueError("the reason")
+
+    def work(exchange):
+        lane, output = Lane(exchange, tensor(params=ONEBIT)), Values({"w": np.empty(N, np.float32)})
+        said = " on worker 1"
+        if exchange.rank == 1:
+            output.addresses, said = fail, ": ValueError"  # when it has got the sums
+        else:
+            lane.average(0, announced=announced)
+        with pytest.raises(RuntimeError, match=f"^an exchange has failed{said}"):
+            lane.average(0, announced=announced, output=output)
+
+    run(work, Network(range(3)))
+
+
 def test_declared_tensors_that_differ_are_an_error_on_all_workers():
     def work(exchange):
         with pytest.raises(RuntimeError, match="worker 1 has elements 11 .* worker 0 has 10"):

@@ -6,6 +6,8 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import gluon_gc.torch as bps
 from gluon_gc.mailbox import objects, store
@@ -86,7 +88,14 @@ def test_what_a_mailbox_cannot_do_is_refused(tmp_path):
         ("['start'] must be 0 with", {"algorithm": {"name": "local_steps", "start": 3}}),
     ):
         raised(ValueError, text, lambda c=config: optimizer_of(Net(), {**CONFIG, **c}))
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicas", "shards"))
+    for in_part in (False, True):
+        net = Net()
+        fully_shard(net.plain if in_part else net, mesh=mesh["shards"] if in_part else mesh)
+        said = "fully_shard must divide all parameters among all workers of a site, but parameter "
+        raised(ValueError, said, lambda net=net: optimizer_of(net, CONFIG))
     assert Store(url).list("") == []
+    raised(RuntimeError, "bps.suspend is for clusters", bps.suspend)
     optimizer = trained(Net(), 6)
     state = optimizer.compression_state
     raised(RuntimeError, "save only the model's parameters", state.state_dict)

@@ -5,6 +5,7 @@ import functools
 import io
 import itertools
 import pickle
+import threading
 from contextlib import contextmanager
 from unittest import mock
 
@@ -14,6 +15,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
 import gluon_gc.torch as bps
+from gluon_gc.exchange.coding import HostCalls
 from gluon_gc.torch.cross_barrier import CrossBarrier, Overlap, reordered
 from tests.torch.common import (
     ONEBIT,
@@ -153,6 +155,31 @@ def test_a_forward_waits_for_its_own_parameters():
 
 def _note(optimizer, seen, *hooked):
     seen.append(late(optimizer))
+
+
+@on_workers(2)
+def test_zero_grad_does_not_wait_for_averages():
+    net, goes_on, aggregate = Net(), threading.Event(), HostCalls.aggregate
+    optimizer = cross_barrier(net, sgd(net))
+
+    def aggregated(*arguments):
+        assert goes_on.wait(60)
+        aggregate(*arguments)
+
+    with mock.patch.object(HostCalls, "aggregate", aggregated):
+        for step in range(3):
+            optimizer.zero_grad()
+            assert bool(late(optimizer)) == (step == 2)
+            goes_on.set()
+            loss = loss_of(net, step)
+            if step == 1:
+                goes_on.clear()
+            loss.backward()
+            optimizer.step()
+            if step == 0:
+                optimizer.finish()
+        optimizer.finish()
+    assert_alike(flat(net))
 
 
 @on_workers(2)
