@@ -141,11 +141,20 @@ class MailboxDriver(Driver):
         self.begin()
         if not self.steps:
             self._require_anchors()
-        self.samples += 0 if self.skips else self.samples_per_step
+        steps, updated = self.steps, False
+
+        def counted() -> None:
+            nonlocal updated
+            update()
+            updated = True
+            self.samples += 0 if self.skips else self.samples_per_step
+
         try:
-            super().step(update, adam)
+            super().step(counted, adam)
         finally:
             self._signals.release()
+            if not updated:
+                self.steps = steps
         self.has_moved = False
 
     def _require_anchors(self) -> None:
@@ -396,18 +405,20 @@ class _Lane:
         if not outcome.is_last:
             self._begin(self.participant.following)
             return
+        # Without a weight, nothing of the payload is in the average.
+        counted = outcome.counted and (self._contributed is None or self._contributed.weight > 0)
         self._contributed = None
         restarted, self._has_restarted = restarted or self._has_restarted, False
         made, self._made = self._made, {}
         if not made:
             return  # it has only joined
-        if outcome.counted:
+        if counted:
             self.uncounted, self.counted = {}, {} if restarted else made
             self._of_uncounted = 0.0, 0
-        if outcome.counted or outcome.nonfinite:  # a NaN undoes the steps since
+        if counted or outcome.nonfinite:  # a NaN undoes the steps since
             samples, steps = self._of_uncounted
             self._counted_samples, self.counted_steps = self._samples - samples, self._steps - steps
-        if outcome.counted:
+        if counted:
             return
         self.participant.packing.take_back()
         if restarted and not outcome.nonfinite:

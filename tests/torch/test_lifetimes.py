@@ -3,6 +3,7 @@
 import os
 import time
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -163,6 +164,14 @@ def a_longer_time_out_of_the_script_is_kept():
     else:
         time.sleep(4)
     os._exit(0)
+
+
+@on_workers(2)
+def test_a_misspelt_variable_is_named_once_a_machine():
+    with mock.patch.dict(os.environ, BYTEPS_PARTITON_BYTES="1"), logged() as lines:
+        bps.init()
+    said = "reads the variable BYTEPS_PARTITON_BYTES; did you mean BYTEPS_PARTITION_BYTES?"
+    assert any(said in line for line in lines) == (bps.local_rank() == 0), lines
 
 
 @on_workers(2)

@@ -10,7 +10,7 @@ from typing import Any, Callable, TypeVar
 import torch.distributed as dist
 
 from ... import env
-from ...log import logger
+from ...log import logger, warn_of_misspelt
 from ...mailbox import connect, current, disconnect, requested
 from .. import closing
 from ..transport import groups
@@ -75,6 +75,8 @@ def init(
     if url:
         site = Site() if dist.get_world_size() > 1 else None
         connect(url, "torch", site=site, **settings)
+    if local_rank() == 0:  # once a machine: its workers have the same variables
+        warn_of_misspelt()
 
 
 class Site:

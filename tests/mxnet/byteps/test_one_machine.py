@@ -1,8 +1,12 @@
 """Jobs on one machine, which need no settings."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.mxnet.cluster.cluster import launch
+from tests.processes import clean_environ
 
 ALONE = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": 1, "DMLC_WORKER_ID": 0}
 STEP = """
@@ -60,3 +64,20 @@ def test_a_misspelt_variable_is_named_once_with_the_nearest():
         "[worker 0] gluon_gc: nothing reads the variable BYTEPS_PARTITON_BYTES; "
         "did you mean BYTEPS_PARTITION_BYTES?"
     ]
+
+
+@pytest.mark.parametrize(
+    "role, said",
+    [
+        ("Worker", "must be one of worker, server, scheduler, got 'Worker'"),
+        ("server", "must be worker for a training script, got 'server'"),
+        ("worker ", "trains"),
+    ],
+)
+def test_a_wrong_role_is_refused_before_mxnet_serves(role, said):
+    """MXNet runs its own server in `import mxnet`, unless the role is exactly "worker"."""
+    script = "import gluon_gc as bps; bps.init(); print('trains')"
+    environ = {**clean_environ(), "DMLC_ROLE": role, "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert said in done.stdout + done.stderr

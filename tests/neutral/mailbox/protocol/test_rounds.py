@@ -789,3 +789,32 @@ def test_a_process_ends_while_its_store_does_not_answer(url):
     )
     assert ended.returncode == 0 and ended.stdout == "it ends\n", ended.stderr
     assert "it is down. Training goes on locally, since" in ended.stderr
+
+
+def test_a_payload_without_weight_takes_nothing_from_the_residuals(url):
+    """As when a loss scaler skips all steps of a round."""
+    topk = {"compressor": "topk", "k": 0.1, "ef": "vanilla"}
+    members = other, member = [Member(url, n, params=topk, grace=LONG).join() for n in range(2)]
+    require_in_step(members)
+    in_threads(other.train, member.train)
+    before = member.participant().packing.residuals()
+    member.driver.skips = True
+    for _ in range(2):
+        in_threads(other.train, lambda: member.driver.step(lambda: None))
+        assert_equal(member.participant().packing.residuals(), before)
+    entries = [entry for result in results(url).values() for entry in result["counted"]]
+    assert [each["weight"] for each in entries if each["worker"] == member.name] == [1, 0, 0]
+
+
+def test_a_step_whose_update_fails_does_not_count(url):
+    member = Member(url, 0, {"every": 2}, grace=SHORT).join().train(1)
+
+    def fail():
+        raise ValueError("out of memory")
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="out of memory"):
+            member.driver.step(fail)
+    assert (member.driver.steps, member.driver.samples) == (1, 1)
+    member.train(1)
+    assert [entry["weight"] for entry in results(url)[1]["counted"]] == [2]
