@@ -19,8 +19,9 @@ def _import_mxnet() -> None:
             f"MXNet 1.9.1 needs Python 3.8 to 3.11, got {version}; gluon_gc.torch needs no MXNet"
         )
     launchers.require_worker()
-    if "DMLC_ROLE" in os.environ:
-        os.environ["DMLC_ROLE"] = "worker"  # without spaces: otherwise, the import is a server
+    role = os.environ.pop("DMLC_ROLE", "").strip()
+    if role:
+        os.environ["DMLC_ROLE"] = role  # with spaces, or empty, it would make the import a server
     try:
         import mxnet  # noqa: F401
     except ModuleNotFoundError as error:

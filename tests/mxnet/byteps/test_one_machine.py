@@ -72,6 +72,7 @@ def test_a_misspelt_variable_is_named_once_with_the_nearest():
         ("Worker", "must be one of worker, server, scheduler, got 'Worker'"),
         ("server", "must be worker for a training script, got 'server'"),
         ("worker ", "trains"),
+        ("", "trains"),
     ],
 )
 def test_a_wrong_role_is_refused_before_mxnet_serves(role, said):
