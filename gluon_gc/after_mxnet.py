@@ -1,17 +1,20 @@
 """Registers gluon_gc's KVStores with MXNet, whichever of the two is imported first.
 
 For a store name that it does not know, MXNet silently uses its own local store. Each worker would
-then train alone, without an error.
+then train alone, without an error. And before MXNet is imported, a wrong DMLC_ROLE is refused.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from .launch.rank import launchers
 
 
 class _Finder(MetaPathFinder):
@@ -27,11 +30,23 @@ class _Finder(MetaPathFinder):
             execute = spec.loader.exec_module
 
             def execute_and_register(module: ModuleType) -> None:
+                _require_worker()
                 execute(module)
                 _register()
 
             spec.loader.exec_module = execute_and_register
         return spec
+
+
+def _require_worker() -> None:
+    """Raise ConfigurationError if the import of MXNet would serve for ever instead of returning.
+
+    It does so unless DMLC_ROLE is exactly "worker", or not set.
+    """
+    launchers.require_worker()
+    role = os.environ.pop("DMLC_ROLE", "").strip()
+    if role:
+        os.environ["DMLC_ROLE"] = role
 
 
 def _register() -> None:

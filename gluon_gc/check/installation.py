@@ -6,6 +6,7 @@ A framework is imported in a process of its own, because its import may end the 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shlex
@@ -106,9 +107,14 @@ def _mailbox() -> Iterator[Finding]:
 
 def _imported(name: str, version: str, words: list[str]) -> tuple[Finding, dict[str, Any]]:
     """Import a framework in another Python; return the finding and what that Python prints."""
+    environ = {key: value for key, value in os.environ.items() if key != "DMLC_ROLE"}
     try:
         done = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, timeout=_IMPORT_SECONDS
+            [sys.executable, *words],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=_IMPORT_SECONDS,
         )
     except subprocess.TimeoutExpired:
         text = f"{version}: the import takes more than {_IMPORT_SECONDS} s"

@@ -140,14 +140,6 @@ class Exchange:
                 "that use torch.distributed again"
             )
 
-    def wait(self) -> None:
-        """Wait until no job is under way, also if some have failed.
-
-        `done` of a job, which ends with its call, does not wait.
-        """
-        if not self._pipeline.is_current:
-            self.busy.wait()
-
     def close(self) -> None:
         """Stop the threads, and release the connections."""
         if not self._closed:
@@ -478,26 +470,20 @@ class _Progress:
         if not under_way.transfers:
             nonfinite = sorted({*itertools.chain.from_iterable(under_way.nonfinite)})
             del self._under_way[task.job.number]
+            self.busy.add(-1)
             problem = header.problem(under_way.outcome, self.names, self.unused)
             error = RuntimeError(problem) if problem else None
             if not self._under_way and error is None:
                 self.transfers.settled()
-            self._finish(under_way, Result(nonfinite, under_way.unused), error)
+            under_way.finish(Result(nonfinite, under_way.unused), error)
 
     def failed(self, task: Task, error: BaseException) -> None:
         """End a task that an error has stopped, and its job."""
         self.transfers.tell(error, [task.transfer])  # it may be newer than the error
         under_way = self._under_way.pop(task.job.number, None)
         if under_way is not None:
-            self._finish(under_way, None, _explained(error))
-
-    def _finish(
-        self, under_way: _UnderWay, result: Result | None, error: BaseException | None
-    ) -> None:
-        try:
-            under_way.finish(result, error)
-        finally:
             self.busy.add(-1)
+            under_way.finish(None, _explained(error))
 
 
 def _explained(error: BaseException) -> BaseException:

@@ -10,6 +10,10 @@ from typing import Any, Callable, Sequence
 _JOIN_SECONDS = 5  # seconds to wait for each thread at shutdown
 
 
+class Stage(threading.Thread):
+    """A thread of a pipeline."""
+
+
 class Pipeline:
     """Calls each stage with each item, in the order of the `put` calls.
 
@@ -29,8 +33,8 @@ class Pipeline:
         queues = [queue.SimpleQueue() for _ in stages]
         self._first = queues[0]
         calls = _Calls(done, failed, broken)
-        self._threads = threads = [
-            threading.Thread(
+        threads = [
+            Stage(
                 target=calls.run, args=(stage, *pair), name=f"gluon_gc stage {number}", daemon=True
             )
             for number, (stage, pair) in enumerate(zip(stages, zip(queues, [*queues[1:], None])))
@@ -43,11 +47,6 @@ class Pipeline:
     def put(self, item: Any) -> None:
         """Add an item at the end of the first stage's queue."""
         self._first.put(item)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether this thread is one of the pipeline's."""
-        return threading.current_thread() in self._threads
 
     def close(self) -> None:
         """Stop the threads after they have handled all items."""

@@ -145,22 +145,15 @@ class Busy:
     """Counts the seconds in which at least one of several jobs is under way."""
 
     def __init__(self) -> None:
-        self._changed, self._jobs, self._seconds = threading.Condition(), 0, 0.0
+        self._lock, self._jobs, self._seconds = threading.Lock(), 0, 0.0
 
     def add(self, jobs: int) -> None:
         """Note that jobs begin or, if the number is negative, that they end."""
-        with self._changed:
+        with self._lock:
             if self._jobs:
                 self._seconds += time.perf_counter() - self._since
             self._since = time.perf_counter()
             self._jobs += jobs
-            if not self._jobs:
-                self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Wait until no job is under way."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._jobs)
 
     @property
     def seconds(self) -> float:

@@ -97,7 +97,7 @@ class Transfers:
         if outcome is None or isinstance(error, PeerError):
             return  # they know it already, or cannot be reached
         for transfer in transfers:
-            with suppress(PeerError):
+            with suppress(RuntimeError):  # the other worker has ended
                 transfer.abandon(outcome)
 
 

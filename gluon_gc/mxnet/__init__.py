@@ -1,12 +1,9 @@
 """The MXNet Gluon front end: all public names of gluon_gc, as in byteps.mxnet."""
 
-import os
 import sys
 from typing import Any
 
 import gluon_gc
-
-from ..launch.rank import launchers
 
 _INSTALL = "install gluon_gc with pip install '.[mxnet]', or '.[cu112]' for CUDA 11.2"
 
@@ -18,10 +15,6 @@ def _import_mxnet() -> None:
         raise ImportError(
             f"MXNet 1.9.1 needs Python 3.8 to 3.11, got {version}; gluon_gc.torch needs no MXNet"
         )
-    launchers.require_worker()
-    role = os.environ.pop("DMLC_ROLE", "").strip()
-    if role:
-        os.environ["DMLC_ROLE"] = role  # with spaces, or empty, it would make the import a server
     try:
         import mxnet  # noqa: F401
     except ModuleNotFoundError as error:

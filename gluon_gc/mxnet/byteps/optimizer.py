@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
@@ -51,6 +51,8 @@ class DistributedOptimizer(Optimizer):
             _exchange=None,  # in which the workers have compared their optimizers
             _copies=False,  # whether weights and states are copied from worker 0
             _copied=set(),  # the indices of weights that are copied
+            _seen=set(),  # the indices of the first step
+            _first={},  # the index and gradient of each name in the first step of a Module
         )
 
     @property
@@ -101,11 +103,30 @@ class DistributedOptimizer(Optimizer):
                 self._copied.add(i)
                 self._copy_from_root(i, w, s)
             byteps_push_pull(g, name=f"{self._name}.gradient_{i}")
+            if self._first is not None:
+                self._require_added(i, g)
+
+    def _require_added(self, index: Any, gradient: NDArray) -> None:
+        """In the first step, raise ValueError if a Module's contexts have different gradients.
+
+        Such a Module gives each context an index of its own for a name. A KVStore adds the
+        gradients, but with kvstore=None nobody does.
+        """
+        name = self._optimizer.idx2name.get(index)
+        first, of_first = self._first.setdefault(name, (index, gradient))
+        if index in self._seen:
+            vars(self).update(_first=None)
+        elif name is not None and first != index:
+            if not np.array_equal(of_first.asnumpy(), gradient.asnumpy(), equal_nan=True):
+                raise ValueError(
+                    f"the contexts of a Module have different gradients of {name}, which nobody "
+                    "adds: start one worker for each context, or use DistributedTrainer"
+                )
+        self._seen.add(index)
 
     def _compare(self, exchange: Exchange) -> None:
         """Compare the optimizers of all workers, after worker 0's progress is copied."""
         optimizer = self._optimizer
-        _require_one_context(optimizer)
         updates = [("the optimizer", {"updates": list(progress_of(optimizer).values())})]
         copies = exchange.num_workers > 1 and not exchange.agrees(_CALL, updates)
         if copies:
@@ -122,14 +143,3 @@ class DistributedOptimizer(Optimizer):
         called += [f"the optimizer's state of weight {index}"] * (len(arrays) - len(called))
         self._exchange.broadcast(legacy(arrays), 0, called)
         counts[index] = int(count.asscalar())
-
-
-def _require_one_context(optimizer: Optimizer) -> None:
-    """Raise ValueError if a Module has several contexts: it gives each its own index of a name."""
-    ((name, contexts),) = Counter(optimizer.idx2name.values()).most_common(1) or [("", 1)]
-    if contexts > 1:
-        raise ValueError(
-            f"DistributedOptimizer needs a Module on one context, got {contexts} contexts with "
-            f"parameter {name}, whose gradients nobody would add: start one worker for each "
-            "context, or use DistributedTrainer"
-        )

@@ -380,7 +380,7 @@ def _shard_of(parameters: Mapping[str, torch.Tensor]) -> int:
         if not whole or not parameter.placements[0].is_shard():
             found = "no mesh" if mesh is None else f"{parameter.placements} on {mesh}"
             raise ValueError(
-                "with a mailbox, fully_shard must divide all parameters among all workers of a "
-                f"site, but parameter {name} has {found}"
+                "with a mailbox, each worker of a site must have its own part of all parameters, "
+                f"as with fully_shard, but parameter {name} has {found}"
             )
     return mesh.get_local_rank()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import (
     TYPE_CHECKING,
     Collection,
@@ -26,10 +26,11 @@ from ...log import logger
 from .. import automatic, closing
 from ..transport import Groups, gpu, new_exchange, staging
 from ..transport.sparse import SparseRequest, start_sparse
-from ..transport.staging import Names, declared, future_on, resolving
+from ..transport.staging import Names, declared, future_on
 from .checks import OptimizerCheck, WeightCheck
 from .momentum import Momentum
 from .optimizer_hooks import around_update, param_groups, weakly
+from .pending import Pending
 from .scaler import ScaleWatch
 from .settings import facts_of, learning_rates
 from .undo import Undo
@@ -156,6 +157,7 @@ class GradientSteps:
         # Where the gradients are in DDP's buckets, by name, for the ids of a bucket's parameters.
         self.bucket_slices: dict[tuple[int, ...], dict[str, slice]] = {}
         self._stamp, self._loss_scale = _same, 1.0
+        self.pending = Pending()
         self._continued: set[str] = set()  # names whose last average is in the gradients
         self._at_close = ExitStack()
         if momentum is not None:
@@ -195,7 +197,7 @@ class GradientSteps:
     def finish(self) -> None:
         if self._averager is not None:
             self._averager.finish()
-        self.compression.exchange.wait()
+        self.pending.wait()
 
     def take_computed(self, names: Iterable[str]) -> set[str]:
         """Return the parameters among `names` with a gradient from backward since the last call."""
@@ -215,7 +217,7 @@ class GradientSteps:
 
     def begin(self) -> None:
         """Begin a step, or continue the last one if backward has added to its averages."""
-        self.compression.exchange.wait()  # if one has failed, nobody has waited for the others
+        self.pending.wait()
         if not self._begun:
             mu = self._momentum and self._momentum.mu
             self.compression.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")
@@ -323,7 +325,7 @@ class GradientSteps:
             stamp=stamp,
             continues=continued,
         )
-        lane.start(request, resolving(future, result, staged))
+        self.pending.start(partial(lane.start, request), future, result, staged)
         return future
 
     def average_sparse(
@@ -347,7 +349,8 @@ class GradientSteps:
         averages: list[torch.Tensor] = []
         ready = gpu.mark(values.device)
         request = SparseRequest(name, values, averages.append, absent, stamp=stamp, ready=ready)
-        start_sparse(compression.exchange, request, resolving(future, result))
+        start = partial(start_sparse, compression.exchange, request)
+        self.pending.start(start, future, result)
         return future
 
     def _check(self, found: Result, step: int) -> None:

@@ -204,7 +204,7 @@ class Averager:
     def drop(self) -> None:
         """Discard the gradients of this step, after the exchanges under way have ended."""
         if self._under_way:
-            self.state.exchange.wait()
+            self.state.gradients.pending.wait()
         replaced = [
             self.state.name_of(parameter)
             for part in self._under_way

@@ -67,18 +67,29 @@ def test_an_updaters_states_carry_it():
     assert updater.optimizer.learning_rate == 0.5
 
 
-def test_a_module_on_several_contexts_is_refused(cluster_of_one):
-    """Nobody would add the gradients of its contexts, so their weights would drift apart."""
-    data, label = mx.nd.ones((4, 6)), mx.nd.zeros(4)
+def test_a_module_needs_someone_who_adds_the_gradients_of_its_contexts(cluster_of_one, monkeypatch):
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    random = np.random.RandomState(0)
+    data, label = mx.nd.array(random.randn(8, 6)), mx.nd.array(np.arange(8) % 2)
     batches = mx.io.NDArrayIter(data, label, 4, label_name="softmax_label")
     output = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
     symbol = mx.sym.SoftmaxOutput(output, name="softmax")
 
-    def fit(contexts):
+    def fit(contexts, kvstore, wraps=True):
         module = mx.mod.Module(symbol, context=[mx.cpu(i) for i in range(contexts)])
-        optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(rescale_grad=0.25))
-        module.fit(batches, num_epoch=1, kvstore=None, optimizer=optimizer)
+        optimizer = mx.optimizer.SGD(rescale_grad=0.25, learning_rate=0.5)
+        batches.reset()
+        module.fit(
+            batches,
+            num_epoch=1,
+            kvstore=kvstore,
+            initializer=mx.init.One(),
+            optimizer=bps.DistributedOptimizer(optimizer) if wraps else optimizer,
+        )
+        return module.get_params()[0]["fc_weight"].asnumpy()
 
-    fit(1)
-    with pytest.raises(ValueError, match="on one context, got 2 contexts with parameter fc_"):
-        fit(2)
+    expected = fit(1, None, wraps=False)
+    np.testing.assert_array_equal(fit(1, None), expected)
+    np.testing.assert_allclose(fit(2, "local"), expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="contexts of a Module have different gradients of fc_"):
+        fit(2, None)

@@ -92,7 +92,7 @@ def test_what_a_mailbox_cannot_do_is_refused(tmp_path):
     for in_part in (False, True):
         net = Net()
         fully_shard(net.plain if in_part else net, mesh=mesh["shards"] if in_part else mesh)
-        said = "fully_shard must divide all parameters among all workers of a site, but parameter "
+        said = "must have its own part of all parameters, as with fully_shard, but parameter "
         raised(ValueError, said, lambda net=net: optimizer_of(net, CONFIG))
     assert Store(url).list("") == []
     raised(RuntimeError, "bps.suspend is for clusters", bps.suspend)

@@ -173,7 +173,7 @@ def test_a_gradient_that_is_replaced_between_two_passes_is_an_error_or_skips_the
                 optimizer.zero_grad()
                 (first * x).sum().backward()
                 if step == 3:
-                    optimizer.compression_state.exchange.wait()
+                    optimizer.compression_state.gradients.pending.wait()
                     first.grad = replaced(first.grad)
                     if way == "clamped":
                         said = "first was changed before it was averaged"
