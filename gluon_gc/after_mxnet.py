@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from .launch.rank import launchers
+from . import env
 
 
 class _Finder(MetaPathFinder):
@@ -43,7 +43,7 @@ def _require_worker() -> None:
 
     It does so unless DMLC_ROLE is exactly "worker", or not set.
     """
-    launchers.require_worker()
+    env.require_worker()
     role = os.environ.pop("DMLC_ROLE", "").strip()
     if role:
         os.environ["DMLC_ROLE"] = role

@@ -201,6 +201,14 @@ def is_worker() -> bool:
     return is_set("DMLC_ROLE") and get("DMLC_ROLE") == "worker"
 
 
+def require_worker() -> None:
+    """Raise ConfigurationError if DMLC_ROLE makes this process a server or the scheduler."""
+    if is_set("DMLC_ROLE") and not is_worker():
+        raise ConfigurationError(
+            f"DMLC_ROLE must be worker for a training script, got {get('DMLC_ROLE')!r}"
+        )
+
+
 def distributed() -> bool:
     """Whether this process is a worker of a parameter-server cluster."""
     return is_worker() and not one_machine()

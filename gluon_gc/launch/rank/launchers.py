@@ -147,17 +147,9 @@ def _given(name: str) -> Any:
     return env.get(name) if env.is_set(name) else None
 
 
-def require_worker() -> None:
-    """Raise ConfigurationError if DMLC_ROLE makes this process a server or the scheduler."""
-    if env.is_set("DMLC_ROLE") and not env.is_worker():
-        raise ConfigurationError(
-            f"DMLC_ROLE must be worker for a training script, got {env.get('DMLC_ROLE')!r}"
-        )
-
-
 def require_alone() -> None:
     """Refuse to train alone if variables of a cluster are set. Only warn in a job of SLURM."""
-    require_worker()
+    env.require_worker()
     if env.is_set("DMLC_ROLE"):
         return
     workers = _given("DMLC_NUM_WORKER") or 1
