@@ -51,8 +51,7 @@ class DistributedOptimizer(Optimizer):
             _exchange=None,  # in which the workers have compared their optimizers
             _copies=False,  # whether weights and states are copied from worker 0
             _copied=set(),  # the indices of weights that are copied
-            _seen=set(),  # the indices of the first step
-            _first={},  # the index and gradient of each name in the first step of a Module
+            _first={},  # the gradients of the first step, by name and index; None afterwards
         )
 
     @property
@@ -113,16 +112,18 @@ class DistributedOptimizer(Optimizer):
         gradients, but with kvstore=None nobody does.
         """
         name = self._optimizer.idx2name.get(index)
-        first, of_first = self._first.setdefault(name, (index, gradient))
-        if index in self._seen:
+        gradients = self._first.setdefault(name, {})
+        if index in gradients:
             vars(self).update(_first=None)
-        elif name is not None and first != index:
-            if not np.array_equal(of_first.asnumpy(), gradient.asnumpy(), equal_nan=True):
+            return
+        if name is not None and gradients:
+            other = next(iter(gradients.values()))
+            if not np.array_equal(other.asnumpy(), gradient.asnumpy(), equal_nan=True):
                 raise ValueError(
                     f"the contexts of a Module have different gradients of {name}, which nobody "
                     "adds: start one worker for each context, or use DistributedTrainer"
                 )
-        self._seen.add(index)
+        gradients[index] = gradient
 
     def _compare(self, exchange: Exchange) -> None:
         """Compare the optimizers of all workers, after worker 0's progress is copied."""

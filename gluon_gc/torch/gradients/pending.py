@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from typing import Any, Callable
 
@@ -20,8 +19,8 @@ class Pending:
     """
 
     def __init__(self) -> None:
-        self._changed, self._numbers = threading.Condition(), itertools.count()
-        self._under_way: set[int] = set()
+        self._changed = threading.Condition()
+        self._under_way: set[Future[Any]] = set()
 
     def start(
         self,
@@ -31,13 +30,12 @@ class Pending:
         staged: Staged | None = None,
     ) -> None:
         """Start an exchange, given a function that gets its `Done`; see `resolving`."""
-        number = next(self._numbers)
         with self._changed:
-            self._under_way.add(number)
+            self._under_way.add(future)
 
         def ended() -> None:
             with self._changed:
-                self._under_way.discard(number)
+                self._under_way.discard(future)
                 self._changed.notify_all()
 
         def result_before_callbacks(found: Result) -> Any:
